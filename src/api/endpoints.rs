@@ -472,16 +472,9 @@ pub async fn test(
         return Err(Problem::new(ProblemCode::RateLimited, detail).retry_after(whole_seconds(wait).max(1)));
     }
     check_url(&api, &tenant, &endpoint.settings.url).await?;
-    let submission = Submission {
-        id: None,
-        event_type: "posthaste.test".parse().expect("a dotted name"),
-        key: None,
-        timestamp: None,
-        schema_version: None,
-        expires_at: None,
-        endpoints: Some(vec![id]),
-        data: bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#),
-    };
+    let event_type = "posthaste.test".parse().expect("a dotted name");
+    let data = bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#);
+    let submission = Submission { endpoints: Some(vec![id]), ..Submission::new(event_type, data) };
     let outcomes = accept(&api.gateway, &tenant, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
     api.gateway.store.record(&by, AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;

@@ -47,6 +47,22 @@ pub struct Submission {
     pub data: Bytes,
 }
 
+impl Submission {
+    /// Returns an event of this type and data, without what may be left out.
+    pub fn new(event_type: EventType, data: Bytes) -> Self {
+        Self {
+            id: None,
+            event_type,
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            data,
+        }
+    }
+}
+
 /// The receipt of one event, or why it is refused.
 pub type AcceptOutcome = Result<Receipt, AcceptRefusal>;
 

@@ -46,6 +46,22 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
+    /// Returns an event without data and without what a producer may leave out.
+    pub fn empty(tenant: TenantId, id: EventId, event_type: EventType, accepted_at: Timestamp) -> Self {
+        Self {
+            id,
+            tenant,
+            event_type,
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            accepted_at,
+            data: Bytes::new(),
+        }
+    }
+
     /// Whether its data is no longer stored: no JSON value is empty.
     pub fn is_expunged(&self) -> bool {
         self.data.is_empty()

@@ -12,7 +12,7 @@ use strum::{IntoStaticStr, VariantArray};
 use super::delivery::DeadCause;
 use super::endpoint::Endpoint;
 use super::endpoint_event::EndpointEvent;
-use super::event::{Event, EventKey, EventType};
+use super::event::{Event, EventType};
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::named_enum::NamedEnum;
 use super::url_versions::masked;
@@ -146,18 +146,8 @@ impl OperationalEvent {
             return None;
         }
         let data = serde_json::to_vec(&Value::Object(self.data)).expect("operational events are plain data");
-        Some(Event {
-            id: EventId::mint(now, random),
-            tenant: TenantId::system(),
-            event_type: EventType::from_stored(self.event_type.as_str()),
-            key: None::<EventKey>,
-            timestamp: None,
-            schema_version: None,
-            expires_at: None,
-            endpoints: None,
-            accepted_at: now,
-            data: Bytes::from(data),
-        })
+        let (id, event_type) = (EventId::mint(now, random), EventType::from_stored(self.event_type.as_str()));
+        Some(Event { data: Bytes::from(data), ..Event::empty(TenantId::system(), id, event_type, now) })
     }
 }
 

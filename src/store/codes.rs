@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
-use crate::model::id::{DeliveryId, uuid_v7};
+use crate::model::id::{DeliveryId, TenantId, uuid_v7};
 use crate::model::named_enum::NamedEnum;
 
 /// Returns a time as it is stored: in milliseconds.
@@ -30,6 +30,11 @@ pub fn delivery_id(no: i64, created_at: i64) -> DeliveryId {
 /// delivery only if its creation time gives the same id again.
 pub fn delivery_no(id: DeliveryId) -> i64 {
     (id.0.as_u128() & 0x3fff_ffff_ffff_ffff) as i64
+}
+
+/// Parses the id of a tenant from a row.
+pub fn stored_tenant(text: &str) -> TenantId {
+    text.parse().expect("stored tenant ids were checked")
 }
 
 /// Code for data that was expunged on request.

@@ -1,6 +1,7 @@
 //! What can go wrong in a store.
 
 use super::codes::UnknownCode;
+use super::seal::SealError;
 use crate::model::id::{EndpointId, EventId};
 use crate::model::limits::OverLimit;
 use crate::model::shard::Shard;
@@ -50,6 +51,13 @@ pub enum Error {
     /// The event names an endpoint that does not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
+}
+
+/// Whoever has the other key can open it.
+impl From<SealError> for Error {
+    fn from(problem: SealError) -> Self {
+        Self::Unavailable(problem.to_string())
+    }
 }
 
 /// The result of a call to a store.

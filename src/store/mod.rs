@@ -27,6 +27,7 @@ use crate::model::tenant::Tenant;
 
 mod acceptance;
 mod access;
+mod catalog_columns;
 mod catalog_index;
 mod catalog_json;
 mod changes;
@@ -34,9 +35,11 @@ mod claim;
 mod cluster;
 mod codes;
 mod content;
+mod delivery_columns;
 pub mod durable_file;
 pub mod embedded;
 mod error;
+mod event_row;
 pub mod move_mark;
 mod overdue;
 pub mod plan;
@@ -48,6 +51,8 @@ mod row;
 mod scrub;
 pub mod seal;
 mod settlement;
+mod stored_value;
+mod typed_parameter;
 
 pub use acceptance::{AcceptResult, BatchMode, RoutedEvent};
 pub use access::{AccessStore, AuditQuery, TokenScope};

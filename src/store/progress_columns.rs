@@ -3,33 +3,36 @@
 use std::time::Duration;
 
 use super::codes::{at, millis};
+use super::row::row;
 use crate::model::delivery::{Progress, ShortBudgetCounts};
 use crate::model::span::Span;
 
-/// The columns of a delivery's budget. A column of its own for every field, in
-/// every table of deliveries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProgressColumns {
-    /// Attempts made in the delivery's whole life.
-    pub attempts: i32,
-    /// Attempts made before the present budget began.
-    pub attempts_before: i32,
-    /// Time from which its age counts, in milliseconds.
-    pub age_from: Option<i64>,
-    /// Time that its endpoint was held before that, in milliseconds.
-    pub held_before: i64,
-    /// Answers of the short budget for 404.
-    pub not_found: i32,
-    /// Failures of the short budget for unknown names.
-    pub no_such_name: i32,
-    /// Failures of the short budget for forbidden targets.
-    pub forbidden_target: i32,
-    /// Time at which the present budget began, in milliseconds.
-    pub begun_at: i64,
-    /// The last delay drawn, in microseconds.
-    pub last_delay: Option<i64>,
-    /// The age limit of the last verdict, in milliseconds.
-    pub max_age: Option<i64>,
+row! {
+    /// The columns of a delivery's budget. A column of its own for every field,
+    /// in every table of deliveries.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub both struct ProgressColumns {
+        /// Attempts made in the delivery's whole life.
+        attempts: i32 = "d.attempts",
+        /// Attempts made before the present budget began.
+        attempts_before: i32 = "d.attempts_before",
+        /// Time from which its age counts, in milliseconds.
+        age_from: Option<i64> = "d.age_from",
+        /// Time that its endpoint was held before that, in milliseconds.
+        held_before: i64 = "d.held_before",
+        /// Answers of the short budget for 404.
+        not_found: i32 = "d.not_found",
+        /// Failures of the short budget for unknown names.
+        no_such_name: i32 = "d.no_such_name",
+        /// Failures of the short budget for forbidden targets.
+        forbidden_target: i32 = "d.forbidden_target",
+        /// Time at which the present budget began, in milliseconds.
+        begun_at: i64 = "coalesce(d.replayed_at, d.created_at)",
+        /// The last delay drawn, in microseconds.
+        last_delay: Option<i64> = "d.last_delay",
+        /// The age limit of the last verdict, in milliseconds.
+        max_age: Option<i64> = "d.max_age",
+    }
 }
 
 impl From<&Progress> for ProgressColumns {

@@ -483,16 +483,8 @@ pub struct Draft {
 pub fn event(id: &str) -> Draft {
     Draft {
         event: Event {
-            id: id.parse().expect("an id"),
-            tenant: ours(),
-            event_type: "thing.happened".parse().expect("a type"),
-            key: None,
-            timestamp: None,
-            schema_version: None,
-            expires_at: None,
-            endpoints: None,
-            accepted_at: at(0),
             data: "{}".into(),
+            ..Event::empty(ours(), id.parse().expect("an id"), "thing.happened".parse().expect("a type"), at(0))
         },
         fingerprint: Some([0; 32]),
         targets: Vec::new(),

@@ -146,18 +146,9 @@ pub mod tests {
     /// A claim on an event with this data, and nothing special about it.
     pub fn claim(data: &[u8]) -> Claim {
         let at = Timestamp::from_second(1_700_000_000).unwrap();
-        let event = Event {
-            id: EventId::from_stored("evt_1"),
-            tenant: "default".parse().unwrap(),
-            event_type: "invoice.paid".parse().unwrap(),
-            key: None,
-            timestamp: None,
-            schema_version: None,
-            expires_at: None,
-            endpoints: None,
-            accepted_at: at,
-            data: Bytes::copy_from_slice(data),
-        };
+        let (tenant, event_type) = ("default".parse().unwrap(), "invoice.paid".parse().unwrap());
+        let event = Event::empty(tenant, EventId::from_stored("evt_1"), event_type, at);
+        let event = Event { data: Bytes::copy_from_slice(data), ..event };
         Claim {
             id: DeliveryId::mint(at, 1),
             endpoint: EndpointId::mint(at, 1),

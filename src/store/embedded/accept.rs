@@ -5,11 +5,14 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::history::stored_event;
-use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis};
+use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis, state_code};
 use super::writer::WriteTransaction;
-use crate::model::delivery::Progress;
+use crate::model::delivery::{DeliveryState, Progress};
 use crate::model::endpoint::Endpoint;
 use crate::model::limits::stored_bytes;
+use crate::store::event_row::EventRow;
+use crate::store::row::insert;
+use crate::store::stored_value::StoredText;
 use crate::store::{AcceptResult, BatchMode, Claim, ContentComparison, Error, Result, RoutedEvent};
 
 /// Accepts events in order, inside the writer's transaction.
@@ -71,11 +74,13 @@ pub fn accept_one(
         let number = |endpoint: &Endpoint| index.endpoint_entry(endpoint.id).map(|(no, _)| no);
         new.targets.iter().filter_map(|endpoint| Some((number(endpoint)?, endpoint))).collect()
     };
-    let first = *transaction.next_delivery;
-    let checksum = new.event.checksum();
-    let Some(event_no) = insert_event(transaction.db, tenant, new, first, targets.len(), checksum)? else {
+    let event = EventRow::of(&new.event, targets.len());
+    let (first_delivery, checksum) = (*transaction.next_delivery, event.checksum.unwrap_or_default());
+    let row = NewEvent { tenant, fingerprint: new.fingerprint, first_delivery, event };
+    if row.insert(transaction.db)? == 0 {
         return seen_before(transaction.db, tenant, new);
-    };
+    }
+    let event_no = transaction.db.last_insert_rowid();
     let mut claims = Vec::with_capacity(targets.len());
     for (endpoint_no, endpoint) in &targets {
         let no = *transaction.next_delivery;
@@ -90,41 +95,14 @@ pub fn accept_one(
     Ok(AcceptResult::New { deliveries, claims })
 }
 
-fn insert_event(
-    db: &Connection,
-    tenant: i64,
-    new: &RoutedEvent,
-    first: i64,
-    count: usize,
-    checksum: i64,
-) -> rusqlite::Result<Option<i64>> {
-    let event = &new.event;
-    let endpoints = event.endpoints.as_ref().map(|ids| serde_json::to_string(ids).expect("ids are plain text"));
-    let inserted = db
-        .prepare_cached(
-            "INSERT INTO events (tenant, id, type, key, timestamp, accepted_at, schema_version,
-                                 endpoints, fingerprint, first_delivery, deliveries, data, expires_at,
-                                 checksum)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (tenant, id) DO NOTHING",
-        )?
-        .execute(params![
-            tenant,
-            event.id.as_str(),
-            event.event_type.as_str(),
-            event.key.as_ref().map(|key| key.as_str()),
-            event.timestamp,
-            millis(event.accepted_at),
-            event.schema_version,
-            endpoints,
-            new.fingerprint,
-            first,
-            count as i64,
-            &event.data[..],
-            event.expires_at.map(millis),
-            checksum,
-        ])?;
-    Ok((inserted == 1).then(|| db.last_insert_rowid()))
+insert! {
+    /// An event to insert. An event whose id is known is not inserted.
+    struct NewEvent into "events", "ON CONFLICT (tenant, id) DO NOTHING" {
+        tenant: i64 = "tenant",
+        fingerprint: Option<[u8; 32]> = "fingerprint",
+        first_delivery: i64 = "first_delivery",
+        event: EventRow = EventRow::NAMES,
+    }
 }
 
 fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Result<AcceptResult> {
@@ -141,6 +119,26 @@ fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Res
         }
     };
     Ok(AcceptResult::of_known(comparison, at(accepted_at), deliveries))
+}
+
+insert! {
+    /// A delivery to insert.
+    struct NewDeliveryRow into "deliveries" {
+        no: i64 = "no",
+        tenant: i64 = "tenant",
+        endpoint: i64 = "endpoint",
+        event: i64 = "event",
+        created_at: i64 = "created_at",
+        format: i64 = "format",
+        state: i64 = "state",
+        is_behind: bool = "behind",
+        due_at: i64 = "due_at",
+        lane: Option<StoredText> = "lane",
+        seq: Option<i64> = "seq",
+        expires_at: Option<i64> = "expires_at",
+        expiry_check_at: Option<i64> = "look_at",
+        checksum: i64 = "checksum",
+    }
 }
 
 struct NewDelivery<'a> {
@@ -169,26 +167,25 @@ impl NewDelivery<'_> {
         let seq = position.map(|(seq, _)| seq);
         let format = self.endpoint.settings.format_for(&event.data);
         let due_at = due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let sent = RequestColumns { no: self.no, created_at: now, format: format_code(format), seq };
-        db.prepare_cached(
-            "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,
-                                     expires_at, look_at, checksum)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?11, ?8, ?9, ?10, ?10 + 1, ?12)",
-        )?
-        .execute(params![
-            self.no,
-            self.tenant,
-            self.endpoint_no,
-            self.event_no,
-            now,
-            format_code(format),
+        let (no, expires_at_ms) = (self.no, expires_at.map(millis));
+        let sent = RequestColumns { no, created_at: now, format: format_code(format), seq };
+        let row = NewDeliveryRow {
+            no,
+            tenant: self.tenant,
+            endpoint: self.endpoint_no,
+            event: self.event_no,
+            created_at: now,
+            format: sent.format,
+            state: state_code(DeliveryState::Waiting),
             is_behind,
-            lane.as_deref(),
+            due_at: millis(due_at),
+            lane: lane.clone().map(StoredText),
             seq,
-            expires_at.map(millis),
-            millis(due_at),
-            sent.checksum(self.checksum),
-        ])?;
+            expires_at: expires_at_ms,
+            expiry_check_at: expires_at_ms.map(|at| at + 1),
+            checksum: sent.checksum(self.checksum),
+        };
+        row.insert(db)?;
         Ok((!is_behind).then(|| Claim {
             id: delivery_id(self.no, now),
             endpoint: self.endpoint.id,

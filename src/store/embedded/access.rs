@@ -4,21 +4,22 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::EmbeddedStore;
-use super::rows::{at, id_bytes, millis, uuid_of};
+use super::rows::{id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 use crate::store::access::draw;
+use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::catalog_json::{from_json, to_json};
+use crate::store::row::SqliteColumns;
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
-const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at
-                     FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
+const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
 
 /// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
 /// `?2`, or to any tenant if that is NULL, or with `?3` to the gateway.
@@ -26,25 +27,12 @@ const IN_SCOPE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
 
 /// Loads every token into the index.
 pub fn load(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<()> {
-    let mut statement = db.prepare(&format!("SELECT {TOKEN} WHERE t.deleted_at IS NULL"))?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        index.put_token(Arc::new(token_from(row)?));
+    let sql = format!("SELECT {} {TOKENS} WHERE t.deleted_at IS NULL", TokenColumns::COLUMNS);
+    let mut statement = db.prepare(&sql)?;
+    for token in statement.query_map([], TokenColumns::read)? {
+        index.put_token(Arc::new(token?.token()));
     }
     Ok(())
-}
-
-fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
-    Ok(Token {
-        id: TokenId(uuid_of(row.get(0)?)),
-        tenant: row.get::<_, Option<String>>(1)?.map(|id| id.parse().expect("stored tenant ids were checked")),
-        name: row.get(2)?,
-        rights: from_json(&row.get::<_, String>(3)?),
-        hash: row.get(4)?,
-        created_at: at(row.get(5)?),
-        expires_at: row.get::<_, Option<i64>>(6)?.map(at),
-        used_at: row.get::<_, Option<i64>>(7)?.map(at),
-    })
 }
 
 impl WriteTransaction<'_> {
@@ -137,15 +125,14 @@ impl AccessStore for EmbeddedStore {
         let by = by.clone();
         self.writer
             .write(move |transaction| {
-                let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IN_SCOPE}");
+                let sql = format!("SELECT k.tenant, t.id {TOKENS} WHERE k.id = ?1 AND {IN_SCOPE}");
                 let (tenant, with_gateways) = scope.columns();
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
-                let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
-                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = row else {
+                let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+                let Some((no, tenant)): Option<(Option<i64>, Option<TenantId>)> = row else {
                     return Ok(Err(Error::NotFound("token")));
                 };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
-                let tenant = tenant.map(|id| id.parse().expect("stored tenant ids were checked"));
                 let audited =
                     AuditedAction::new(AuditAction::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
                 transaction.record(&by, transaction.audit_tenant(no)?, &audited)?;
@@ -172,13 +159,15 @@ impl AccessStore for EmbeddedStore {
         let below = page_end::<TokenId>(&page)?;
         self.read(move |db| {
             let sql = format!(
-                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IN_SCOPE} ORDER BY k.id DESC LIMIT ?4"
+                "SELECT {} {TOKENS} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IN_SCOPE} ORDER BY k.id DESC LIMIT ?4",
+                TokenColumns::COLUMNS
             );
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
             let (tenant, with_gateways) = scope.columns();
             let bound = params![below, tenant, with_gateways, one_more(&page)];
-            let tokens =
-                db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            let mut statement = db.prepare_cached(&sql)?;
+            let tokens = statement.query_map(bound, |row| Ok(TokenColumns::read(row)?.token()))?;
+            let tokens = tokens.collect::<rusqlite::Result<Vec<_>>>()?;
             Ok(ListPage::truncate(tokens, page.limit, |token| token.id.to_string()))
         })
         .await

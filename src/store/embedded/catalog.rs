@@ -9,17 +9,19 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::endpoint::{current, insert_secret, open_secret, open_settings, open_urls, seal_settings, seal_urls};
-use super::rows::{at, id_bytes, millis, uuid_of};
+use super::endpoint::{current, insert_secret, seal_settings, seal_urls};
+use super::rows::{id_bytes, millis};
 use super::{EmbeddedStore, notes};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
-use crate::model::endpoint::{Endpoint, EndpointCeiling, OnDead, Secret};
+use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
-use crate::model::id::{EndpointId, SecretId, TenantId};
+use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
+use crate::store::catalog_columns::{EndpointColumns, SecretColumns, TenantColumns};
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::catalog_json::{from_json, to_json};
+use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::Seal;
 use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result};
 
@@ -36,22 +38,29 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
 /// Loads the tenants. Returns their ids by number.
 fn load_tenants(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<HashMap<i64, TenantId>> {
     let mut by_no = HashMap::new();
-    let mut statement =
-        db.prepare("SELECT no, id, name, defaults, created_at, quota, limits FROM tenants WHERE deleted_at IS NULL")?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        let tenant = Tenant {
-            id: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
-            name: row.get(2)?,
-            defaults: from_json(&row.get::<_, String>(3)?),
-            created_at: at(row.get(4)?),
-            quota: from_json(&row.get::<_, String>(5)?),
-            limits: from_json(&row.get::<_, String>(6)?),
-        };
-        by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
-        index.put_tenant(row.get(0)?, Arc::new(tenant));
+    let mut statement = db.prepare(TenantRow::SQL)?;
+    for row in statement.query_map([], TenantRow::read)? {
+        let TenantRow { tenant } = row?;
+        by_no.insert(tenant.no, tenant.id.clone());
+        index.put_tenant(tenant.no, Arc::new(tenant.tenant()));
     }
     Ok(by_no)
+}
+
+row! {
+    /// A tenant that is not deleted.
+    sqlite struct TenantRow from "FROM tenants t WHERE t.deleted_at IS NULL" {
+        tenant: TenantColumns = TenantColumns::COLUMNS,
+    }
+}
+
+row! {
+    /// An endpoint that is not deleted.
+    sqlite struct EndpointRow from "FROM endpoints p WHERE p.deleted_at IS NULL" {
+        endpoint: EndpointColumns = EndpointColumns::COLUMNS,
+        tenant: i64 = "p.tenant",
+        health: String = "p.health",
+    }
 }
 
 /// Loads the endpoints of these tenants, with their secrets.
@@ -62,31 +71,13 @@ fn load_endpoints(
     index: &mut CatalogIndex,
 ) -> rusqlite::Result<()> {
     let mut secrets = load_secrets(db, seal)?;
-    let mut statement = db.prepare(
-        "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at, urls
-             FROM endpoints WHERE deleted_at IS NULL",
-    )?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        let no: i64 = row.get(0)?;
-        let Some(tenant) = tenants.get(&row.get(2)?) else { continue };
-        let id = EndpointId(uuid_of(row.get(1)?));
-        let settings = open_settings(seal, id, &row.get::<_, Vec<u8>>(3)?)?;
-        let endpoint = Endpoint {
-            id,
-            tenant: tenant.clone(),
-            urls: open_urls(seal, id, row.get(10)?, &settings)?,
-            ceiling: EndpointCeiling::default(),
-            policy: settings.retry.filled(),
-            settings,
-            status: from_json(&row.get::<_, String>(4)?),
-            secrets: secrets.remove(&no).unwrap_or_default(),
-            created_at: at(row.get(5)?),
-            updated_at: at(row.get(6)?),
-            quiet_until: row.get::<_, Option<i64>>(7)?.map(at),
-            health: from_json(&row.get::<_, String>(8)?),
-            mailed_at: row.get::<_, Option<i64>>(9)?.map(at),
-        };
+    let mut statement = db.prepare(EndpointRow::SQL)?;
+    for row in statement.query_map([], EndpointRow::read)? {
+        let row = row?;
+        let Some(tenant) = tenants.get(&row.tenant) else { continue };
+        let no = row.endpoint.no;
+        let mut endpoint = row.endpoint.endpoint(seal, tenant.clone(), from_json(&row.health))?;
+        endpoint.secrets = secrets.remove(&no).unwrap_or_default();
         index.put_endpoint(no, Arc::new(endpoint));
     }
     Ok(())
@@ -112,18 +103,21 @@ fn load_counts(db: &Connection, tenants: &HashMap<i64, TenantId>, index: &mut Ca
     Ok(())
 }
 
+row! {
+    /// A secret with the id of its endpoint.
+    sqlite struct SecretRow from "FROM secrets s JOIN endpoints p ON p.no = s.endpoint
+         ORDER BY s.created_at DESC, s.id DESC" {
+        secret: SecretColumns = SecretColumns::COLUMNS,
+        endpoint: EndpointId = "p.id",
+    }
+}
+
 fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
     let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-    let mut statement = db.prepare(
-        "SELECT s.endpoint, s.id, s.sealed, s.created_at, s.expires_at, p.id
-         FROM secrets s JOIN endpoints p ON p.no = s.endpoint ORDER BY s.created_at DESC, s.id DESC",
-    )?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        let (id, expires_at) = (SecretId(uuid_of(row.get(1)?)), row.get::<_, Option<i64>>(4)?.map(at));
-        let text = open_secret(seal, EndpointId(uuid_of(row.get(5)?)), id, &row.get::<_, Vec<u8>>(2)?)?;
-        let secret = Secret::from_stored(id, &text, at(row.get(3)?), expires_at);
-        secrets.entry(row.get(0)?).or_default().push(secret);
+    let mut statement = db.prepare(SecretRow::SQL)?;
+    for row in statement.query_map([], SecretRow::read)? {
+        let SecretRow { secret, endpoint } = row?;
+        secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
     }
     Ok(secrets)
 }
@@ -190,24 +184,10 @@ impl Catalog for EmbeddedStore {
                 let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
                 let limits = to_json(&tenant.limits);
                 let db = transaction.db;
-                let known = db
-                    .query_row(
-                        "SELECT no, created_at, name, defaults, quota, limits FROM tenants
-                         WHERE id = ? AND deleted_at IS NULL",
-                        [tenant.id.as_str()],
-                        |row| {
-                            let before = Tenant {
-                                id: tenant.id.clone(),
-                                created_at: at(row.get(1)?),
-                                name: row.get(2)?,
-                                defaults: from_json(&row.get::<_, String>(3)?),
-                                quota: from_json(&row.get::<_, String>(4)?),
-                                limits: from_json(&row.get::<_, String>(5)?),
-                            };
-                            Ok((row.get::<_, i64>(0)?, before))
-                        },
-                    )
-                    .optional()?;
+                let sql =
+                    format!("SELECT {} FROM tenants t WHERE t.id = ? AND t.deleted_at IS NULL", TenantColumns::COLUMNS);
+                let known = db.query_row(&sql, [tenant.id.as_str()], TenantColumns::read).optional()?;
+                let known = known.map(|row| (row.no, row.tenant()));
                 let audited = match &known {
                     Some((_, before)) => AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields())),

@@ -8,17 +8,15 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::lane::{is_head, pass};
 use super::operational_events::lane_event;
-use super::rows::{
-    at, cause_code, cause_of, delivery_id, delivery_no, format_of, known, millis, state_code, state_of, uuid_of,
-};
+use super::rows::{at, cause_code, delivery_no, format_of, known, millis, state_code};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::plan::DeliveryRow;
+use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneHead, LaneMember, LaneStep};
-use crate::store::row::row;
+use crate::store::row::{SqliteColumns, row};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -40,7 +38,7 @@ pub fn change(
         Err(refused) => return Ok(Err(refused)),
     };
     write(transaction.db, found.no, &plan.row, now)?;
-    transaction.count_waiting(found.stored.endpoint_no, plan.waiting);
+    transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     let head = match (plan.lane, found.member()) {
         (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,
         (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
@@ -57,8 +55,8 @@ pub fn change(
         RowChange::Cancel { .. } => head.free().map(|no| due_at(transaction.db, no)).transpose()?,
     };
     let action = AuditedAction::new(change.action(), tenant, id);
-    transaction.record_of_endpoint(by, found.stored.endpoint_no, &action)?;
-    let endpoint = EndpointId(uuid_of(found.stored.endpoint));
+    transaction.record_of_endpoint(by, found.stored.plan.endpoint, &action)?;
+    let endpoint = found.stored.endpoint;
     let operational_events = std::mem::take(&mut transaction.operational_events);
     Ok(Ok(DeliveryChanged { endpoint, due_at, freed, operational_events }))
 }
@@ -68,22 +66,13 @@ row! {
     sqlite struct StoredDelivery from "FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
              JOIN tenants t ON t.no = d.tenant JOIN events e ON e.no = d.event
          WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL" {
-        endpoint_no: i64 = "d.endpoint",
-        endpoint: [u8; 16] = "p.id",
+        plan: PlanColumns = PlanColumns::COLUMNS,
+        endpoint: EndpointId = "p.id",
         is_endpoint_deleted: bool = "p.deleted_at IS NOT NULL",
-        state: i64 = "d.state",
-        cause: Option<i64> = "d.cause",
         format: i64 = "d.format",
-        due_at: i64 = "d.due_at",
-        created_at: i64 = "d.created_at",
-        begun_at: i64 = "coalesce(d.replayed_at, d.created_at)",
-        attempts: u32 = "d.attempts",
-        internal_errors: u32 = "d.stumbles",
         expires_at: Option<i64> = "d.expires_at",
-        lane: Option<String> = "d.lane",
-        is_passed: bool = "d.passed",
         /// Id of the event, if its data was removed.
-        expunged: Option<String> = "CASE WHEN length(e.data) = 0 THEN e.id END",
+        expunged: Option<EventId> = "CASE WHEN length(e.data) = 0 THEN e.id END",
     }
 }
 
@@ -96,32 +85,23 @@ struct DeliveryToChange {
 
 impl DeliveryToChange {
     fn member(&self) -> Option<LaneMember<'_>> {
-        let lane = self.stored.lane.as_deref()?;
-        Some(LaneMember { endpoint: self.stored.endpoint_no, lane, no: self.no })
+        let lane = self.stored.plan.lane.as_deref()?;
+        Some(LaneMember { endpoint: self.stored.plan.endpoint, lane, no: self.no })
     }
 }
 
 fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<DeliveryToChange>> {
     let no = delivery_no(id);
     let stored = db.query_row(StoredDelivery::SQL, params![no, tenant.as_str()], StoredDelivery::read).optional()?;
-    let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == id) else { return Ok(None) };
+    let Some(stored) = stored.filter(|stored| stored.plan.id(no) == id) else { return Ok(None) };
     // A delivery whose format this version does not know is not changed.
     format_of(stored.format)?;
-    let delivery = DeliveryRow {
-        state: state_of(stored.state)?,
-        cause: stored.cause.map(cause_of).transpose()?,
-        due_at: stored.due_at,
-        begun_at: stored.begun_at,
-        attempts: stored.attempts,
-        internal_errors: stored.internal_errors,
-        is_in_lane: stored.lane.is_some() && !stored.is_passed,
-        is_data_removed: stored.expunged.is_some(),
-    };
+    let delivery = stored.plan.row(stored.expunged.is_some())?;
     let row = ChangedRow {
         delivery,
         expires_at: stored.expires_at,
         is_endpoint_deleted: stored.is_endpoint_deleted,
-        expunged: stored.expunged.as_deref().map(EventId::from_stored),
+        expunged: stored.expunged.clone(),
         is_head: false,
     };
     let mut found = DeliveryToChange { no, stored, row };

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension};
 
-use super::rows::{
-    PROGRESS, RequestColumns, at, delivery_id, format_of, id_bytes, known, millis, progress_from, unknown_code, uuid_of,
-};
+use super::rows::{RequestColumns, at, delivery_id, format_of, id_bytes, known, millis, unknown_code};
 use crate::model::delivery::{BodyFormat, Progress};
-use crate::model::event::{Event, EventKey, EventType};
+use crate::model::event::{Event, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::store::delivery_columns::ClaimColumns;
+use crate::store::event_row::EventRow;
+use crate::store::row::{SqliteColumns, row};
+use crate::store::stored_value::StoredCode;
 use crate::store::{Claim, DuePage, DueQuery};
 
 /// Reads an endpoint's due deliveries, oldest first.
@@ -58,19 +59,40 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
     Ok(page)
 }
 
+row! {
+    /// A delivery with its event, as an attempt needs it.
+    sqlite struct ClaimRow from "FROM deliveries d JOIN events e ON e.no = d.event
+              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+         WHERE d.no = ?" {
+        delivery: ClaimColumns = ClaimColumns::COLUMNS,
+        event: EventRow = EventRow::COLUMNS,
+        /// Checksum of the delivery's row; older versions wrote none.
+        checksum: Option<i64> = "d.checksum",
+    }
+}
+
 /// Reads one delivery as a claim.
 pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
-    let sql = format!(
-        "SELECT d.no, d.created_at, p.id, d.format, d.lane, d.seq, d.due_at, t.id,
-                e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data,
-                d.urgent, d.expires_at, {PROGRESS}, e.checksum, d.checksum
-         FROM deliveries d JOIN events e ON e.no = d.event
-              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
-         WHERE d.no = ?"
-    );
-    match db.prepare_cached(&sql)?.query_row(params![no], claim_from) {
+    match db.prepare_cached(ClaimRow::SQL)?.query_row([no], ClaimRow::read) {
         Err(problem) if is_unreadable(&problem) => unreadable(db, no),
-        claim => claim,
+        row => row?.claim(),
+    }
+}
+
+impl ClaimRow {
+    fn claim(self) -> rusqlite::Result<Claim> {
+        let ClaimColumns { no, created_at, format: StoredCode(format), seq, .. } = self.delivery;
+        let sent = RequestColumns { no, created_at, format, seq };
+        let checksums = self.event.checksum.zip(self.checksum);
+        let is_row_damaged = checksums.is_some_and(|(event, row)| sent.checksum(event) != row);
+        let (event, is_event_damaged) = self.event.event(self.delivery.tenant.clone());
+        let is_damaged = is_row_damaged || is_event_damaged;
+        // An unknown format in a damaged row is damage, not a newer version's.
+        let format = match format_of(format) {
+            Err(_) if is_damaged => BodyFormat::Envelope,
+            format => format?,
+        };
+        Ok(self.delivery.claim(event, format, is_damaged))
     }
 }
 
@@ -84,79 +106,34 @@ fn is_unreadable(problem: &rusqlite::Error) -> bool {
         )
 }
 
+row! {
+    /// The columns of a delivery that can be trusted even if others cannot.
+    sqlite struct UnreadableRow from "FROM deliveries d
+               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant WHERE d.no = ?" {
+        created_at: i64 = "d.created_at",
+        endpoint: EndpointId = "p.id",
+        tenant: TenantId = "t.id",
+        due_at: i64 = "d.due_at",
+    }
+}
+
 /// Returns a claim on a delivery whose rows cannot be read. Such a delivery can
 /// only be ended.
 fn unreadable(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
-    let sql = "SELECT d.created_at, p.id, t.id, d.due_at FROM deliveries d
-               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant WHERE d.no = ?";
-    db.query_row(sql, [no], |row| {
-        let event = Event {
-            id: EventId::from_stored("unreadable"),
-            tenant: stored_tenant(&row.get::<_, String>(2)?),
-            event_type: EventType::from_stored("unreadable"),
-            key: None,
-            timestamp: None,
-            schema_version: None,
-            expires_at: None,
-            endpoints: None,
-            accepted_at: at(row.get(0)?),
-            data: Bytes::new(),
-        };
-        Ok(Claim {
-            id: delivery_id(no, row.get(0)?),
-            endpoint: EndpointId(uuid_of(row.get(1)?)),
-            event: Arc::new(event),
-            format: BodyFormat::Envelope,
-            lane: None,
-            seq: None,
-            due_at: at(row.get(3)?),
-            is_urgent: false,
-            expires_at: None,
-            progress: Progress::default(),
-            is_damaged: true,
-        })
-    })
-}
-
-fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
-    let event = Event {
-        id: EventId::from_stored(&row.get::<_, String>(8)?),
-        tenant: stored_tenant(&row.get::<_, String>(7)?),
-        event_type: EventType::from_stored(&row.get::<_, String>(9)?),
-        key: row.get::<_, Option<String>>(10)?.map(|key| EventKey::from_stored(&key)),
-        timestamp: row.get(11)?,
-        schema_version: row.get(12)?,
-        // The expiry of the delivery counts, not that of the event.
-        expires_at: None,
-        endpoints: None,
-        accepted_at: at(row.get(13)?),
-        data: Bytes::from(row.get::<_, Vec<u8>>(14)?),
-    };
-    let sent = RequestColumns { no: row.get(0)?, created_at: row.get(1)?, format: row.get(3)?, seq: row.get(5)? };
-    let (of_event, of_delivery): (Option<i64>, Option<i64>) = (row.get(27)?, row.get(28)?);
-    let is_row_damaged = of_event.zip(of_delivery).is_some_and(|(event, row)| sent.checksum(event) != row);
-    let is_damaged = is_row_damaged || event.is_damaged(of_event);
-    // An unknown format in a damaged row is damage, not a newer version's.
-    let format = match format_of(row.get(3)?) {
-        Err(_) if is_damaged => BodyFormat::Envelope,
-        format => format?,
-    };
+    let row = db.query_row(UnreadableRow::SQL, [no], UnreadableRow::read)?;
+    let event_type = EventType::from_stored("unreadable");
+    let event = Event::empty(row.tenant, EventId::from_stored("unreadable"), event_type, at(row.created_at));
     Ok(Claim {
-        id: delivery_id(row.get(0)?, row.get(1)?),
-        endpoint: EndpointId(uuid_of(row.get(2)?)),
+        id: delivery_id(no, row.created_at),
+        endpoint: row.endpoint,
         event: Arc::new(event),
-        format,
-        lane: row.get::<_, Option<String>>(4)?.map(Arc::from),
-        seq: row.get::<_, Option<i64>>(5)?.map(|seq| seq as u64),
-        due_at: at(row.get(6)?),
-        is_urgent: row.get(15)?,
-        expires_at: row.get::<_, Option<i64>>(16)?.map(at),
-        progress: progress_from(row, 17)?,
-        is_damaged,
+        format: BodyFormat::Envelope,
+        lane: None,
+        seq: None,
+        due_at: at(row.due_at),
+        is_urgent: false,
+        expires_at: None,
+        progress: Progress::default(),
+        is_damaged: true,
     })
-}
-
-/// Parses the id of a tenant from a row.
-pub fn stored_tenant(text: &str) -> TenantId {
-    text.parse().expect("stored tenant ids were checked")
 }

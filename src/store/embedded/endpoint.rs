@@ -7,17 +7,18 @@ use rusqlite::{OptionalExtension, params};
 
 use super::lane::pass_dead_heads;
 use super::operational_events::{lane_event, record_endpoint_event};
-use super::rows::{at, id_bytes, millis, uuid_of};
+use super::rows::{id_bytes, millis};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditedAction, Initiator, differing};
-use crate::model::endpoint::{Endpoint, EndpointSettings, OnDead, Secret};
+use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::health::EndpointHealth;
-use crate::model::id::{EndpointId, SecretId};
+use crate::model::id::EndpointId;
 use crate::model::limits::settings_bytes;
-use crate::model::url_versions::UrlVersions;
+use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
 use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint::{self as plan, is_only_health};
-use crate::store::seal::{Seal, SealError, about_secret, about_settings, about_urls};
+use crate::store::row::{SqliteColumns, row};
+use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
 /// Returns an endpoint as the transaction sees it. Changes of the same
@@ -26,47 +27,36 @@ use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Resul
 pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
     let known = {
         let index = transaction.index.read();
-        index.endpoint_entry(id).map(|(no, endpoint)| (no, Endpoint::clone(endpoint)))
+        index.endpoint_entry(id).map(|(no, endpoint)| (no, endpoint.tenant.clone(), endpoint.ceiling))
     };
-    let Some((no, known)) = known else { return Ok(None) };
+    let Some((no, tenant, ceiling)) = known else { return Ok(None) };
     let secrets = secrets(transaction, no, id)?;
-    let endpoint = transaction
-        .db
-        .prepare_cached(
-            "SELECT settings, standing, updated_at, quiet_until, health, mailed_at, urls
-             FROM endpoints WHERE no = ? AND deleted_at IS NULL",
-        )?
-        .query_row([no], |row| {
-            let settings = open_settings(transaction.seal, id, &row.get::<_, Vec<u8>>(0)?)?;
-            let urls = open_urls(transaction.seal, id, row.get(6)?, &settings)?;
-            Ok(Endpoint {
-                policy: known.ceiling.policy(settings.retry.filled()),
-                urls,
-                settings,
-                status: from_json(&row.get::<_, String>(1)?),
-                updated_at: at(row.get(2)?),
-                quiet_until: row.get::<_, Option<i64>>(3)?.map(at),
-                health: from_json(&row.get::<_, String>(4)?),
-                mailed_at: row.get::<_, Option<i64>>(5)?.map(at),
-                secrets,
-                ..known
-            })
-        })
-        .optional()?;
-    Ok(endpoint.map(|endpoint| (no, endpoint)))
+    let row = transaction.db.prepare_cached(CurrentRow::SQL)?.query_row([no], CurrentRow::read).optional()?;
+    let Some(row) = row else { return Ok(None) };
+    let endpoint = row.endpoint.endpoint(transaction.seal, tenant, from_json(&row.health))?;
+    Ok(Some((no, Endpoint { secrets, ..endpoint.below(ceiling) })))
+}
+
+row! {
+    /// An endpoint that is changed.
+    sqlite struct CurrentRow from "FROM endpoints p WHERE p.no = ? AND p.deleted_at IS NULL" {
+        endpoint: EndpointColumns = EndpointColumns::COLUMNS,
+        health: String = "p.health",
+    }
+}
+
+row! {
+    /// A secret of one endpoint.
+    sqlite struct OwnSecretRow from "FROM secrets s WHERE s.endpoint = ? ORDER BY s.created_at DESC, s.id DESC" {
+        secret: SecretColumns = SecretColumns::COLUMNS,
+    }
 }
 
 fn secrets(transaction: &WriteTransaction<'_>, no: i64, endpoint: EndpointId) -> rusqlite::Result<Vec<Secret>> {
-    let sql = "SELECT id, sealed, created_at, expires_at FROM secrets
-               WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
     transaction
         .db
-        .prepare_cached(sql)?
-        .query_map([no], |row| {
-            let (id, expires_at) = (SecretId(uuid_of(row.get(0)?)), row.get::<_, Option<i64>>(3)?.map(at));
-            let text = open_secret(transaction.seal, endpoint, id, &row.get::<_, Vec<u8>>(1)?)?;
-            Ok(Secret::from_stored(id, &text, at(row.get(2)?), expires_at))
-        })?
+        .prepare_cached(OwnSecretRow::SQL)?
+        .query_map([no], |row| Ok(OwnSecretRow::read(row)?.secret.secret(transaction.seal, endpoint)?))?
         .collect()
 }
 
@@ -75,37 +65,9 @@ pub fn seal_settings(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
     seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
 }
 
-/// Opens an endpoint's stored settings.
-pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqlite::Result<EndpointSettings> {
-    let text = seal.open(&about_settings(endpoint), sealed);
-    text.map(|text| from_json(&text)).ok_or_else(|| seal_error(format!("what is kept of endpoint {endpoint}")))
-}
-
 /// Seals the URLs that an endpoint has had, for storage.
 pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
     seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
-}
-
-/// Opens the stored URLs that an endpoint has had. Older versions stored none.
-pub fn open_urls(
-    seal: &Seal,
-    endpoint: EndpointId,
-    sealed: Option<Vec<u8>>,
-    settings: &EndpointSettings,
-) -> rusqlite::Result<UrlVersions> {
-    let Some(sealed) = sealed else { return Ok(UrlVersions::first(&settings.url)) };
-    let text = seal.open(&about_urls(endpoint), &sealed);
-    let urls = text.ok_or_else(|| seal_error(format!("what is kept of endpoint {endpoint}")))?;
-    Ok(from_json::<UrlVersions>(&urls).with(&settings.url))
-}
-
-/// Opens both halves of a secret.
-pub fn open_secret(seal: &Seal, endpoint: EndpointId, id: SecretId, sealed: &[u8]) -> rusqlite::Result<String> {
-    seal.open(&about_secret(endpoint), sealed).ok_or_else(|| seal_error(format!("secret {id} of endpoint {endpoint}")))
-}
-
-fn seal_error(what: String) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(SealError(what)))
 }
 
 /// Writes an endpoint back, and puts it into the index after the commit.

@@ -6,7 +6,21 @@ use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
+use crate::store::row::{SqliteColumns, row};
 use crate::store::{Error, Result};
+
+row! {
+    /// An event that is expunged.
+    sqlite struct ExpungedRow from "FROM events e JOIN tenants t ON t.no = e.tenant
+               WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?" {
+        no: i64 = "e.no",
+        first: i64 = "e.first_delivery",
+        below: i64 = "e.first_delivery + e.deliveries",
+        tenant_no: i64 = "t.no",
+        accepted_at: i64 = "e.accepted_at",
+        bytes: i64 = "length(e.data)",
+    }
+}
 
 /// Deletes an event's data, and what receivers answered to it. Returns whether
 /// it was done: not while a delivery of the event waits. The bytes are
@@ -18,14 +32,8 @@ pub fn expunge(
     id: &EventId,
 ) -> rusqlite::Result<Result<bool>> {
     let db = transaction.db;
-    let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no, e.accepted_at, length(e.data) FROM events e
-               JOIN tenants t ON t.no = e.tenant WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?";
-    let row: Option<(i64, i64, i64, i64, i64, i64)> = db
-        .query_row(sql, params![tenant.as_str(), id.as_str()], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
-        })
-        .optional()?;
-    let Some((no, first, below, tenant_no, accepted_at, bytes)) = row else {
+    let row = db.query_row(ExpungedRow::SQL, params![tenant.as_str(), id.as_str()], ExpungedRow::read).optional()?;
+    let Some(ExpungedRow { no, first, below, tenant_no, accepted_at, bytes }) = row else {
         return Ok(Err(Error::NotFound("event")));
     };
     // Deliveries that wait for a deleted endpoint count as cancelled, even

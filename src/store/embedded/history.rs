@@ -5,23 +5,21 @@
 //! have a next page.
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::EmbeddedStore;
-use super::claim::stored_tenant;
-use super::rows::{
-    PROGRESS, UnknownCode, at, cause_code, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis,
-    progress_from, state_code, state_of, uuid_of, withheld_from,
-};
+use super::rows::{UnknownCode, at, cause_code, delivery_id, delivery_no, id_bytes, millis, state_code, withheld_from};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
-use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::catalog_json::from_json;
+use crate::store::delivery_columns::{ShownColumns, ShownEvent};
+use crate::store::event_row::EventRow;
+use crate::store::row::{SqliteColumns, joined, row};
+use crate::store::stored_value::StoredCode;
 use crate::store::{Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result};
 
 /// Number of bytes of data after which a page of events ends. The last event is
@@ -79,9 +77,9 @@ impl History for EmbeddedStore {
             let sql = "SELECT t.id, d.created_at FROM deliveries d JOIN tenants t ON t.no = d.tenant
                        WHERE d.no = ? AND t.deleted_at IS NULL";
             let no = delivery_no(id);
-            let found: Option<(String, i64)> =
+            let found: Option<(TenantId, i64)> =
                 db.prepare_cached(sql)?.query_row([no], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            Ok(found.filter(|(_, at)| delivery_id(no, *at) == id).map(|(tenant, _)| stored_tenant(&tenant)))
+            Ok(found.filter(|(_, at)| delivery_id(no, *at) == id).map(|(tenant, _)| tenant))
         })
         .await
     }
@@ -94,8 +92,7 @@ impl History for EmbeddedStore {
                        ON e.tenant = t.no AND e.id = ? WHERE t.deleted_at IS NULL ORDER BY t.id LIMIT ?";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let rows = statement.query_map(params![id.as_str(), limit], |row| row.get::<_, String>(0))?;
-            rows.map(|tenant| tenant.map(|tenant| stored_tenant(&tenant))).collect()
+            statement.query_map(params![id, limit], |row| row.get(0))?.collect()
         })
         .await
     }
@@ -204,25 +201,28 @@ fn cursor_no(page: &PageRequest) -> Result<i64> {
     }
 }
 
-const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at, e.checksum, e.withheld";
+row! {
+    /// What is shown of an event.
+    sqlite struct EventRecordColumns {
+        event: EventRow = EventRow::COLUMNS,
+        withheld: Option<i64> = "e.withheld",
+    }
+}
 
-fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord> {
-    let endpoints: Option<String> = row.get(6)?;
-    let event = Event {
-        id: EventId::from_stored(&row.get::<_, String>(1)?),
-        tenant: tenant.clone(),
-        event_type: EventType::from_stored(&row.get::<_, String>(2)?),
-        key: row.get::<_, Option<String>>(3)?.map(|key| EventKey::from_stored(&key)),
-        timestamp: row.get(4)?,
-        schema_version: row.get(5)?,
-        endpoints: endpoints.and_then(|ids| serde_json::from_str(&ids).ok()),
-        accepted_at: at(row.get(7)?),
-        data: Bytes::from(row.get::<_, Vec<u8>>(9)?),
-        expires_at: row.get::<_, Option<i64>>(10)?.map(at),
-    };
-    let is_damaged = event.is_damaged(row.get(11)?);
-    let withheld = withheld_from(event.is_expunged(), row.get(12)?)?;
-    Ok(EventRecord { event, withheld, deliveries: row.get(8)?, is_damaged })
+impl EventRecordColumns {
+    fn record(self, tenant: TenantId) -> std::result::Result<EventRecord, UnknownCode> {
+        let deliveries = self.event.deliveries.max(0) as u32;
+        let (event, is_damaged) = self.event.event(tenant);
+        let withheld = withheld_from(event.is_expunged(), self.withheld)?;
+        Ok(EventRecord { event, withheld, deliveries, is_damaged })
+    }
+}
+
+row! {
+    /// One event of a tenant.
+    sqlite struct EventById from "FROM events e WHERE e.tenant = ? AND e.id = ?" {
+        event: EventRecordColumns = EventRecordColumns::COLUMNS,
+    }
 }
 
 /// Reads an event of the tenant with this number.
@@ -232,9 +232,26 @@ pub fn stored_event(
     tenant: &TenantId,
     id: &EventId,
 ) -> rusqlite::Result<Option<EventRecord>> {
-    let sql = format!("SELECT {EVENT} FROM events e WHERE e.tenant = ? AND e.id = ?");
-    db.prepare_cached(&sql)?.query_row(params![tenant_no, id.as_str()], |row| event_from(row, tenant)).optional()
+    let row = db.prepare_cached(EventById::SQL)?.query_row(params![tenant_no, id], EventById::read).optional()?;
+    Ok(row.map(|row| row.event.record(tenant.clone())).transpose()?)
 }
+
+row! {
+    /// What a list of events is filtered by.
+    sqlite struct EventFilterColumns {
+        no: i64 = "e.no",
+        accepted_at: i64 = "e.accepted_at",
+        event_type: String = "e.type",
+        key: Option<String> = "e.key",
+    }
+}
+
+/// Lists events. Only a row that is shown is read further than what it is
+/// filtered by.
+const EVENT_LIST: &str = joined!(
+    ""; "SELECT ", EventFilterColumns::COLUMNS, ", ", EventRecordColumns::COLUMNS,
+    " FROM events e INDEXED BY events_by_tenant WHERE e.tenant = ? AND e.no < ? ORDER BY e.no DESC",
+);
 
 fn events(
     db: &Connection,
@@ -246,11 +263,7 @@ fn events(
     let mut page = ListPage { data: Vec::new(), next: None };
     let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
     let below = walk::below_until(db, "events", "accepted_at", ask.until, cursor)?;
-    let sql = format!(
-        "SELECT {EVENT} FROM events e INDEXED BY events_by_tenant
-         WHERE e.tenant = ? AND e.no < ? ORDER BY e.no DESC"
-    );
-    let mut statement = db.prepare_cached(&sql)?;
+    let mut statement = db.prepare_cached(EVENT_LIST)?;
     let mut rows = statement.query([no, below])?;
     let (mut last, mut bytes) = (None, 0);
     for looked_at in 0.. {
@@ -259,16 +272,17 @@ fn events(
             break;
         }
         let Some(row) = rows.next()? else { break };
-        let accepted_at: i64 = row.get(7)?;
-        if ask.since.is_some_and(|since| accepted_at < millis(since) - ORDER_SLACK_MS) {
+        let mut column = 0;
+        let listed = EventFilterColumns::read_next(row, &mut column)?;
+        if ask.since.is_some_and(|since| listed.accepted_at < millis(since) - ORDER_SLACK_MS) {
             break;
         }
-        last = Some(row.get(0)?);
-        let matches = is_within(accepted_at, ask.since, ask.until)
-            && is_same(row, 2, ask.event_type.as_deref())?
-            && is_same(row, 3, ask.key.as_deref())?;
+        last = Some(listed.no);
+        let matches = is_within(listed.accepted_at, ask.since, ask.until)
+            && is_same(Some(&listed.event_type), ask.event_type.as_deref())
+            && is_same(listed.key.as_deref(), ask.key.as_deref());
         if matches {
-            let record = event_from(row, tenant)?;
+            let record = EventRecordColumns::read_next(row, &mut column)?.record(tenant.clone())?;
             bytes += record.event.data.len();
             page.data.push(record);
         }
@@ -280,72 +294,61 @@ fn is_within(at: i64, since: Option<Timestamp>, until: Option<Timestamp>) -> boo
     since.is_none_or(|since| at >= millis(since)) && until.is_none_or(|until| at < millis(until))
 }
 
-fn is_same(row: &Row<'_>, column: usize, wanted: Option<&str>) -> rusqlite::Result<bool> {
-    let Some(wanted) = wanted else { return Ok(true) };
-    Ok(row.get_ref(column)?.as_str_or_null()? == Some(wanted))
+fn is_same(value: Option<&str>, wanted: Option<&str>) -> bool {
+    wanted.is_none() || value == wanted
+}
+
+row! {
+    /// What a list of deliveries is filtered by, and shows but for the attempt.
+    sqlite struct DeliveryListColumns {
+        delivery: ShownColumns = ShownColumns::COLUMNS,
+        tenant: TenantId = "t.id",
+        event: ShownEvent = ShownEvent::COLUMNS,
+    }
+}
+
+impl DeliveryListColumns {
+    /// Whether it passes a filter, apart from the time of its finish.
+    fn is_match(&self, ask: &DeliveryFilter) -> bool {
+        let (delivery, state) = (&self.delivery, self.delivery.shown_state());
+        ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
+            && ask.cause.is_none_or(|wanted| delivery.cause == Some(StoredCode(cause_code(wanted))))
+            && ask.endpoint.is_none_or(|wanted| delivery.endpoint == wanted)
+            && is_within(delivery.created_at, ask.since, ask.until)
+            && is_same(Some(&self.event.event_type), ask.event_type.as_deref())
+            && is_same(self.event.key.as_deref(), ask.key.as_deref())
+    }
+
+    /// Returns the delivery with the record of its last attempt.
+    fn delivery(self, last: Option<String>) -> rusqlite::Result<Delivery> {
+        Ok(self.delivery.delivery(self.tenant, self.event, last.as_deref())?)
+    }
 }
 
 /// Returns the statement that reads deliveries with their events and last
 /// attempts.
 fn delivery_sql(index: &str, condition: &str) -> String {
     format!(
-        "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
-                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble,
-                d.format, {PROGRESS}
+        "SELECT {}, a.record
          FROM deliveries d {index} JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
               LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
-         {condition}"
+         {condition}",
+        DeliveryListColumns::COLUMNS
     )
 }
 
-fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
-    let last: Option<Attempt> = row.get::<_, Option<String>>(15)?.map(|text| parse_attempt(&text));
-    let (last_status, last_error, body_sha256) = match last {
-        Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
-        None => (None, None, None),
-    };
-    let deleted_at: Option<i64> = row.get(14)?;
-    let (state, finished_at) = shown_state(row.get(8)?, row.get(13)?, deleted_at)?;
-    Ok(Delivery {
-        id: delivery_id(row.get(0)?, row.get(1)?),
-        tenant: stored_tenant(&row.get::<_, String>(2)?),
-        event_id: EventId::from_stored(&row.get::<_, String>(3)?),
-        event_type: row.get(4)?,
-        endpoint_id: EndpointId(uuid_of(row.get(5)?)),
-        key: row.get(6)?,
-        lane: row.get(16)?,
-        seq: row.get::<_, Option<i64>>(7)?.map(|seq| seq as u64),
-        state,
-        cause: row.get::<_, Option<i64>>(9)?.map(cause_of).transpose()?,
-        is_behind: row.get(10)?,
-        due_at: at(row.get(11)?),
-        is_urgent: row.get(17)?,
-        expires_at: row.get::<_, Option<i64>>(18)?.map(at),
-        internal_errors: row.get(19)?,
-        internal_error: row.get(20)?,
-        format: format_of(row.get(21)?)?,
-        progress: progress_from(row, 22)?,
-        created_at: at(row.get(1)?),
-        first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
-        finished_at: finished_at.map(at),
-        last_status,
-        last_error,
-        body_sha256,
-    })
+/// Reads a row of [`delivery_sql`], if it passes the filter.
+fn delivery_if(row: &Row<'_>, is_match: impl Fn(&DeliveryListColumns) -> bool) -> rusqlite::Result<Option<Delivery>> {
+    let mut column = 0;
+    let listed = DeliveryListColumns::read_next(row, &mut column)?;
+    is_match(&listed).then(|| listed.delivery(SqliteColumns::read_next(row, &mut column)?)).transpose()
 }
 
-/// Returns the state that is shown, and when it was reached. A delivery that
-/// waits for a deleted endpoint counts as cancelled, swept yet or not.
-fn shown_state(
-    state: i64,
-    finished_at: Option<i64>,
-    deleted_at: Option<i64>,
-) -> std::result::Result<(DeliveryState, Option<i64>), UnknownCode> {
-    Ok(match (state_of(state)?, deleted_at) {
-        (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
-        (state, _) => (state, finished_at),
-    })
+fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+    let mut column = 0;
+    let listed = DeliveryListColumns::read_next(row, &mut column)?;
+    listed.delivery(SqliteColumns::read_next(row, &mut column)?)
 }
 
 fn parse_attempt(record: &str) -> Attempt {
@@ -378,13 +381,15 @@ fn deliveries(
             break;
         }
         let Some(row) = rows.next()? else { break };
-        let created_at: i64 = row.get(1)?;
+        let mut column = 0;
+        let listed = DeliveryListColumns::read_next(row, &mut column)?;
+        let created_at = listed.delivery.created_at;
         if ask.since.is_some_and(|since| created_at < millis(since) - ORDER_SLACK_MS) {
             break;
         }
-        last = Some(row.get(0)?);
-        if is_match(row, ask)? {
-            page.data.push(delivery_from(row)?);
+        last = Some(listed.delivery.no);
+        if listed.is_match(ask) {
+            page.data.push(listed.delivery(SqliteColumns::read_next(row, &mut column)?)?);
         }
     }
     Ok(page)
@@ -402,20 +407,6 @@ fn numbers_of(
     let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
     let endpoint_no = db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()?;
     Ok(endpoint_no.map(|no| (tenant_no, Some(no))))
-}
-
-/// Whether a row of [`delivery_sql`] passes a filter, apart from the time of its
-/// finish.
-fn is_match(row: &Row<'_>, ask: &DeliveryFilter) -> rusqlite::Result<bool> {
-    let state = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
-    let cause: Option<i64> = row.get(9)?;
-    let endpoint = ask.endpoint.map(|id| id_bytes(id.0));
-    Ok(ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
-        && ask.cause.is_none_or(|wanted| cause == Some(cause_code(wanted)))
-        && endpoint.is_none_or(|wanted| row.get(5).is_ok_and(|id: [u8; 16]| id == wanted))
-        && is_within(row.get(1)?, ask.since, ask.until)
-        && is_same(row, 4, ask.event_type.as_deref())?
-        && is_same(row, 6, ask.key.as_deref())?)
 }
 
 /// Returns the statement that walks down the deliveries of the tenant `?1`
@@ -450,13 +441,8 @@ fn lanes(
 ) -> rusqlite::Result<ListPage<Lane>> {
     let mut page = ListPage { data: Vec::new(), next: None };
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
-    let sql = "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
-               FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
-                    JOIN deliveries h ON h.no = l.head
-               WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
-                 AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane";
-    let mut statement = db.prepare_cached(sql)?;
-    let mut rows = statement.query(params![id_bytes(endpoint.0), tenant.as_str(), after])?;
+    let mut statement = db.prepare_cached(LaneRow::SQL)?;
+    let mut rows = statement.query(params![endpoint, tenant, after])?;
     let mut last = None;
     for looked_at in 0.. {
         if page.data.len() == ask.limit || looked_at == ROWS_PER_PAGE_MAX {
@@ -464,29 +450,45 @@ fn lanes(
             break;
         }
         let Some(row) = rows.next()? else { break };
-        let lane: String = row.get(0)?;
-        last = Some(lane.clone());
-        let is_blocked: bool = row.get(3)?;
-        if is_blocked || !blocked_only {
-            page.data.push(lane_from(db, row)?);
+        let lane = LaneRow::read(row)?;
+        last = Some(lane.lane.clone());
+        if lane.is_blocked || !blocked_only {
+            page.data.push(lane.counted(db)?);
         }
     }
     Ok(page)
 }
 
-fn lane_from(db: &Connection, row: &Row<'_>) -> rusqlite::Result<Lane> {
-    let lane: String = row.get(0)?;
-    let members: i64 = db
-        .prepare_cached(
-            "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
-             WHERE endpoint = ? AND lane = ? AND passed = 0",
-        )?
-        .query_row(params![row.get::<_, i64>(5)?, lane], |row| row.get(0))?;
-    Ok(Lane {
-        key: Some(lane).filter(|lane| !lane.is_empty()),
-        head: delivery_id(row.get(1)?, row.get(2)?),
-        is_blocked: row.get(3)?,
-        since: at(row.get(4)?),
-        waiting: (members - 1).max(0) as u64,
-    })
+row! {
+    /// A lane that has a head.
+    sqlite struct LaneRow from "FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+                    JOIN deliveries h ON h.no = l.head
+               WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
+                 AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane" {
+        endpoint: i64 = "l.endpoint",
+        lane: String = "l.lane",
+        head: i64 = "l.head",
+        head_created_at: i64 = "h.created_at",
+        is_blocked: bool = "h.state = 2",
+        head_since: i64 = "l.head_since",
+    }
+}
+
+impl LaneRow {
+    /// Returns the lane with the number of its members.
+    fn counted(self, db: &Connection) -> rusqlite::Result<Lane> {
+        let members: i64 = db
+            .prepare_cached(
+                "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
+                 WHERE endpoint = ? AND lane = ? AND passed = 0",
+            )?
+            .query_row(params![self.endpoint, self.lane], |row| row.get(0))?;
+        Ok(Lane {
+            head: delivery_id(self.head, self.head_created_at),
+            key: Some(self.lane).filter(|lane| !lane.is_empty()),
+            is_blocked: self.is_blocked,
+            since: at(self.head_since),
+            waiting: (members - 1).max(0) as u64,
+        })
+    }
 }

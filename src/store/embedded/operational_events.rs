@@ -7,15 +7,14 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::accept::accept_one;
-use super::claim::stored_tenant;
-use super::rows::{delivery_id, millis, uuid_of};
+use super::rows::millis;
 use super::writer::WriteTransaction;
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
-use crate::model::id::{EndpointId, EventId};
 use crate::model::operational_event::OperationalEvent;
+use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
-use crate::store::row::row;
+use crate::store::row::{SqliteColumns, row};
 use crate::store::{AcceptResult, Claim, RoutedEvent};
 
 /// Records what happened to an endpoint, and accepts the operational event
@@ -71,13 +70,7 @@ row! {
     sqlite struct SubjectRow from "FROM deliveries d JOIN events e ON e.no = d.event
              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
          WHERE d.no = ?" {
-        tenant: String = "t.id",
-        endpoint: [u8; 16] = "p.id",
-        created_at: i64 = "d.created_at",
-        key: Option<String> = "e.key",
-        event: String = "e.id",
-        event_type: String = "e.type",
-        attempts: u32 = "d.attempts",
+        subject: SubjectColumns = SubjectColumns::COLUMNS,
     }
 }
 
@@ -85,16 +78,7 @@ row! {
 /// the system tenant, about which there are none.
 pub fn find_subject(db: &Connection, no: i64) -> rusqlite::Result<Option<EventSubject>> {
     let found = db.prepare_cached(SubjectRow::SQL)?.query_row([no], SubjectRow::read).optional()?;
-    let subject = found.map(|row| EventSubject {
-        tenant: stored_tenant(&row.tenant),
-        endpoint: EndpointId(uuid_of(row.endpoint)),
-        delivery: delivery_id(no, row.created_at),
-        key: row.key,
-        event: EventId::from_stored(&row.event),
-        event_type: row.event_type,
-        attempts: row.attempts,
-    });
-    Ok(subject.filter(|subject| !subject.tenant.is_system()))
+    Ok(found.and_then(|row| row.subject.subject(no)))
 }
 
 /// Accepts the event that tells that a lane waits behind this dead letter, or

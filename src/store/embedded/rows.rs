@@ -1,17 +1,23 @@
 //! Converts between rows and the values of the model.
 
-use rusqlite::Row;
 use uuid::Uuid;
 
 use crate::model::checksum::Checksum;
-use crate::model::delivery::Progress;
 pub use crate::store::codes::*;
-use crate::store::progress_columns::ProgressColumns;
+use crate::store::row::row;
+use crate::store::seal::SealError;
 
 /// An unknown code makes a row unreadable, like a value of the wrong type.
 impl From<UnknownCode> for rusqlite::Error {
     fn from(code: UnknownCode) -> Self {
         Self::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, Box::new(code))
+    }
+}
+
+/// A text that another key sealed makes a row unreadable, too.
+impl From<SealError> for rusqlite::Error {
+    fn from(problem: SealError) -> Self {
+        Self::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(problem))
     }
 }
 
@@ -47,17 +53,18 @@ pub fn attempt_no(delivery: i64, number: u32) -> i64 {
     (delivery << 20) | i64::from(number & 0xf_ffff)
 }
 
-/// The columns of a delivery that its request contains, besides its event.
-#[derive(Debug, Clone, Copy)]
-pub struct RequestColumns {
-    /// Number of the delivery.
-    pub no: i64,
-    /// Creation time, which makes the id together with the number.
-    pub created_at: i64,
-    /// Code of the body format.
-    pub format: i64,
-    /// Position in its lane.
-    pub seq: Option<i64>,
+row! {
+    /// The columns of a delivery that its request contains, besides its event.
+    pub sqlite struct RequestColumns {
+        /// Number of the delivery.
+        no: i64 = "d.no",
+        /// Creation time, which makes the id together with the number.
+        created_at: i64 = "d.created_at",
+        /// Code of the body format.
+        format: i64 = "d.format",
+        /// Position in its lane.
+        seq: Option<i64> = "d.seq",
+    }
 }
 
 impl RequestColumns {
@@ -68,24 +75,4 @@ impl RequestColumns {
             .fold(Checksum::default(), |sum, number| sum.number(number.cast_unsigned()))
             .end()
     }
-}
-
-/// The columns that [`progress_from`] reads, of a table called `d`.
-pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_before,
-    d.not_found, d.no_such_name, d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
-
-/// Reads a progress from ten columns that begin at `first`.
-pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> {
-    Ok(Progress::from(ProgressColumns {
-        attempts: row.get(first)?,
-        attempts_before: row.get(first + 1)?,
-        age_from: row.get(first + 2)?,
-        held_before: row.get(first + 3)?,
-        not_found: row.get(first + 4)?,
-        no_such_name: row.get(first + 5)?,
-        forbidden_target: row.get(first + 6)?,
-        begun_at: row.get(first + 7)?,
-        last_delay: row.get(first + 8)?,
-        max_age: row.get(first + 9)?,
-    }))
 }

@@ -10,15 +10,16 @@ use tracing::error;
 use super::claim::claim;
 use super::lane::{is_head, pass, skips_dead};
 use super::operational_events::{accept_operational_event, find_subject, lane_event};
-use super::rows::{attempt_no, cause_code, cause_of, delivery_id, delivery_no, known, millis, state_code, state_of};
+use super::rows::{attempt_no, cause_code, delivery_no, known, millis, state_code};
 use super::writer::WriteTransaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
+use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::lane::{AfterDeath, LaneHead, LaneMember, LaneStep, after_death};
 use crate::store::plan::settle::{BudgetChange, SettlePlan, plan};
 use crate::store::plan::{DeliveryRow, Transition};
 use crate::store::progress_columns::ProgressColumns;
-use crate::store::row::row;
+use crate::store::row::{SqliteColumns, row};
 use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
 
 /// Writes what became of a claim.
@@ -35,7 +36,7 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     let plan = plan(&found.row, settlement);
     write(transaction.db, &found, &plan, settlement.now)?;
     if plan.waiting != 0 {
-        transaction.count_waiting(found.stored.endpoint, plan.waiting);
+        transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     }
     let mut effects = plan.effects;
     effects.freed = advance_lane(transaction, &found, plan.lane, settlement.now)?;
@@ -66,20 +67,11 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
 
 row! {
     /// The row of a delivery that is settled.
-    sqlite struct SettledRow from "FROM deliveries WHERE no = ?" {
-        endpoint: i64 = "endpoint",
-        state: i64 = "state",
-        cause: Option<i64> = "cause",
-        due_at: i64 = "due_at",
-        finished_at: Option<i64> = "finished_at",
-        created_at: i64 = "created_at",
-        begun_at: i64 = "coalesce(replayed_at, created_at)",
-        attempts: u32 = "attempts",
-        internal_errors: u32 = "stumbles",
-        lane: Option<String> = "lane",
-        is_passed: bool = "passed",
+    sqlite struct SettledRow from "FROM deliveries d WHERE d.no = ?" {
+        plan: PlanColumns = PlanColumns::COLUMNS,
+        finished_at: Option<i64> = "d.finished_at",
         /// Whether `look_at` or `urgent` is set, which the end of a delivery clears.
-        is_watched: bool = "look_at IS NOT NULL OR urgent",
+        is_watched: bool = "d.look_at IS NOT NULL OR d.urgent",
     }
 }
 
@@ -93,19 +85,8 @@ struct DeliveryToSettle {
 fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<DeliveryToSettle>> {
     let no = delivery_no(settlement.id);
     let stored = db.prepare_cached(SettledRow::SQL)?.query_row([no], SettledRow::read).optional()?;
-    let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == settlement.id) else {
-        return Ok(None);
-    };
-    let mut row = DeliveryRow {
-        state: state_of(stored.state)?,
-        cause: stored.cause.map(cause_of).transpose()?,
-        due_at: stored.due_at,
-        begun_at: stored.begun_at,
-        attempts: stored.attempts,
-        internal_errors: stored.internal_errors,
-        is_in_lane: stored.lane.is_some() && !stored.is_passed,
-        is_data_removed: false,
-    };
+    let Some(stored) = stored.filter(|stored| stored.plan.id(no) == settlement.id) else { return Ok(None) };
+    let mut row = stored.plan.row(false)?;
     if row.state != DeliveryState::Waiting {
         let sql = "SELECT length(e.data) = 0 FROM deliveries d JOIN events e ON e.no = d.event WHERE d.no = ?";
         row.is_data_removed = db.prepare_cached(sql)?.query_row([no], |row| row.get(0))?;
@@ -159,8 +140,9 @@ struct StateColumns {
 
 impl StateColumns {
     fn after(stored: &SettledRow, transition: Transition, now: Timestamp) -> Self {
-        let SettledRow { state, cause, due_at, finished_at, .. } = *stored;
-        let unchanged = Self { state, cause, due_at, finished_at };
+        let PlanColumns { state, cause, due_at, .. } = stored.plan;
+        let (state, cause) = (state.0, cause.map(|code| code.0));
+        let unchanged = Self { state, cause, due_at, finished_at: stored.finished_at };
         match transition {
             Transition::Stay => unchanged,
             Transition::Wait { due_at } => Self { due_at: millis(due_at), ..unchanged },
@@ -243,9 +225,9 @@ fn advance_lane(
     step: LaneStep,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let Some(lane) = found.stored.lane.as_deref() else { return Ok(Vec::new()) };
+    let Some(lane) = found.stored.plan.lane.as_deref() else { return Ok(Vec::new()) };
     let (db, no) = (transaction.db, found.no);
-    let member = LaneMember { endpoint: found.stored.endpoint, lane, no };
+    let member = LaneMember { endpoint: found.stored.plan.endpoint, lane, no };
     let mut freed = Vec::new();
     let after = match step {
         LaneStep::Stay => return Ok(Vec::new()),

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
-use tokio_postgres::Row;
 
 use super::PostgresState;
-use super::accept_batch::{AcceptBatch, IdColumns, LanePositions};
+use super::accept_batch::{AcceptBatch, LanePositions, ProducerId, remember_ids};
 use super::group_commit::{BatchJob, BatchResult};
-use super::history::{COLUMNS, event_from};
+use super::history::EventRecordColumns;
 use super::rows::{at, millis};
 use super::snowflake::first_of;
 use super::transaction::{PgTransaction, bind, is_known_id, is_taken, with_timeout};
+use crate::store::row::{PostgresColumns, row};
+use crate::store::stored_value::StoredBytes;
 use crate::store::{AcceptResult, BatchMode, ContentComparison, Error, Result, RoutedEvent};
 
 /// Events that wait to be accepted.
@@ -228,7 +229,7 @@ async fn write_new(
     shared: &PostgresState,
     mut tx: PgTransaction,
     writing: &AcceptBatch,
-    ids: &IdColumns<'_>,
+    ids: &[ProducerId],
     version: i64,
 ) -> Result<LanePositions> {
     let (begun, places, committed) = tokio::join!(
@@ -254,7 +255,7 @@ async fn write_resolved(
     writing: &AcceptBatch,
     version: i64,
 ) -> Result<LanePositions> {
-    match writing.write(&tx, &IdColumns::default(), Some(version), shared.shard_leases.node()).await {
+    match writing.write(&tx, &[], Some(version), shared.shard_leases.node()).await {
         Ok(places) => tx.commit().await.map(|()| places),
         Err(problem) => {
             tx.roll_back().await;
@@ -297,26 +298,27 @@ impl ProducerIds {
         self.repeats.is_empty() && !self.first.iter().any(is_ours)
     }
 
-    fn ids<'a>(
+    fn ids(
         &self,
         shared: &PostgresState,
-        jobs: &'a [AcceptJob],
+        jobs: &[AcceptJob],
         tenants: &[Option<i64>],
         event_nos: &[Vec<i64>],
-    ) -> IdColumns<'a> {
+    ) -> Vec<ProducerId> {
         let index = shared.index();
-        let mut ids = IdColumns::default();
-        for (n, k) in &self.first {
+        let id = |(n, k): &(usize, usize)| {
             let new = &jobs[*n].events[*k];
             let targets = new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
-            ids.tenant.push(tenants[*n].expect("events without a tenant were left out"));
-            ids.id.push(new.event.id.as_str());
-            ids.event.push(event_nos[*n][*k]);
-            ids.fingerprint.push(new.fingerprint.map_or(Vec::new(), |print| print.to_vec()));
-            ids.accepted_at.push(millis(new.event.accepted_at));
-            ids.deliveries.push(i32::try_from(targets).expect("fan-out is limited"));
-        }
-        ids
+            ProducerId {
+                tenant: tenants[*n].expect("events without a tenant were left out"),
+                id: new.event.id.clone(),
+                event: event_nos[*n][*k],
+                fingerprint: new.fingerprint.map_or_else(StoredBytes::default, |print| StoredBytes::copied(&print)),
+                accepted_at: millis(new.event.accepted_at),
+                deliveries: i32::try_from(targets).expect("fan-out is limited"),
+            }
+        };
+        self.first.iter().map(id).collect()
     }
 }
 
@@ -343,24 +345,43 @@ fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) ->
 /// Returns what an event is whose id is known: a repeat of the event that has
 /// the id, or in conflict with it. That event is read only if the fingerprints
 /// differ.
-fn known_result(known: &Row, firsts: &HashMap<i64, Row>, new: &RoutedEvent) -> AcceptResult {
-    let fingerprint: &[u8] = known.get("fingerprint");
+fn known_result(known: &KnownId, firsts: &HashMap<i64, EventRecordColumns>, new: &RoutedEvent) -> AcceptResult {
+    let fingerprint: &[u8] = &known.fingerprint;
     let comparison = match new.compare_fingerprint(Some(fingerprint)) {
         Some(comparison) => comparison,
-        None => match firsts.get(&known.get("event")).and_then(|row| event_from(row, 0, &new.event.tenant).ok()) {
+        None => match firsts.get(&known.event).and_then(|row| row.clone().record(new.event.tenant.clone()).ok()) {
             Some(first) => new.compare_content(&first.event, fingerprint),
             None => ContentComparison::Differs(Vec::new()),
         },
     };
-    let deliveries = known.get::<_, i32>("deliveries").max(0) as u32;
-    AcceptResult::of_known(comparison, at(known.get("accepted_at")), deliveries)
+    AcceptResult::of_known(comparison, at(known.accepted_at), known.deliveries.max(0) as u32)
+}
+
+row! {
+    /// An id that is known, at its position among those that were asked for.
+    postgres struct KnownId from "FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, position)
+             JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id" {
+        position: i64 = "w.position",
+        event: i64 = "i.event",
+        fingerprint: Vec<u8> = "i.fingerprint",
+        accepted_at: i64 = "i.accepted_at",
+        deliveries: i32 = "i.deliveries",
+    }
+}
+
+row! {
+    /// An event that has a known id.
+    postgres struct FirstEvent from "FROM posthaste.events e WHERE e.no = ANY($1)" {
+        no: i64 = "e.no",
+        event: EventRecordColumns = EventRecordColumns::COLUMNS,
+    }
 }
 
 /// Finds out what the events at these positions are, whose ids these rows have.
 async fn compare_known(
     tx: &PgTransaction,
     jobs: &[AcceptJob],
-    known: &[(&Row, usize, usize)],
+    known: &[(&KnownId, usize, usize)],
     outcomes: &mut [Vec<IdOutcome>],
 ) -> Result<()> {
     for known in known.chunks(FIRST_EVENTS_MAX) {
@@ -376,15 +397,15 @@ async fn compare_known(
 /// alone do not decide.
 async fn first_events<'a>(
     tx: &PgTransaction,
-    known: impl Iterator<Item = (&'a Row, &'a RoutedEvent)>,
-) -> Result<HashMap<i64, Row>> {
-    let undecided = known.filter(|(row, new)| new.compare_fingerprint(Some(row.get("fingerprint"))).is_none());
-    let nos: Vec<i64> = undecided.map(|(row, _)| row.get("event")).collect();
+    known: impl Iterator<Item = (&'a KnownId, &'a RoutedEvent)>,
+) -> Result<HashMap<i64, EventRecordColumns>> {
+    let undecided = known.filter(|(row, new)| new.compare_fingerprint(Some(&row.fingerprint)).is_none());
+    let nos: Vec<i64> = undecided.map(|(row, _)| row.event).collect();
     if nos.is_empty() {
         return Ok(HashMap::new());
     }
-    let sql = format!("SELECT {COLUMNS} FROM posthaste.events e WHERE e.no = ANY($1)");
-    Ok(tx.query(&sql, bind![nos]).await?.into_iter().map(|row| (row.get(0), row)).collect())
+    let rows = tx.query(FirstEvent::SQL, bind![nos]).await?;
+    Ok(rows.iter().map(FirstEvent::read).map(|row| (row.no, row.event)).collect())
 }
 
 /// Begins the transaction, remembers the ids that producers chose, and finds
@@ -394,47 +415,42 @@ async fn resolve_ids(
     shared: &PostgresState,
     jobs: &[AcceptJob],
     given: &ProducerIds,
-    ids: &IdColumns<'_>,
+    ids: &[ProducerId],
     outcomes: &mut [Vec<IdOutcome>],
 ) -> Result<()> {
     for (n, k, first) in &given.repeats {
         outcomes[*n][*k] = IdOutcome::Repeats(*first);
     }
-    let parameters = ids.parameters();
-    let IdColumns { tenant, id, event: nos, .. } = ids;
     let (begun, fresh) = tokio::join!(
         biased;
         with_timeout(tx.client().batch_execute(&shared.begin)),
-        tx.query(include_str!("sql/remember_ids.sql"), &parameters),
+        remember_ids(tx, ids),
     );
     begun?;
-    let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
+    let fresh = fresh?;
     let (given, repeats) = (&given.first, &given.repeats);
-    resolve_minted_ids(tx, given, tenant, id, nos, &mut fresh, outcomes).await?;
+    resolve_minted_ids(tx, given, ids, &fresh, outcomes).await?;
     if fresh.len() < given.len() {
-        let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
-        let tenants: Vec<i64> = missing.iter().map(|i| tenant[*i]).collect();
-        let ids: Vec<&str> = missing.iter().map(|i| id[*i]).collect();
-        let sql = "SELECT w.place, i.event, i.fingerprint, i.accepted_at, i.deliveries
-                   FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, place)
-                        JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id";
-        let rows = tx.query(sql, bind![tenants, ids]).await?;
-        let place = |row: &Row| given[missing[row.get::<_, i64>(0) as usize - 1]];
+        let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&ids[*i].event)).collect();
+        let tenants: Vec<i64> = missing.iter().map(|i| ids[*i].tenant).collect();
+        let texts: Vec<&str> = missing.iter().map(|i| ids[*i].id.as_str()).collect();
+        let rows = tx.query(KnownId::SQL, bind![tenants, texts]).await?;
+        let rows: Vec<KnownId> = rows.iter().map(KnownId::read).collect();
         // What repeats the id in its batch is compared with what is known, too.
         let known = rows.iter().flat_map(|row| {
-            let (n, k) = place(row);
+            let (n, k) = given[missing[row.position as usize - 1]];
             let again =
                 repeats.iter().filter(move |(of, _, first)| (*of, *first) == (n, k)).map(|(_, again, _)| *again);
             std::iter::once(k).chain(again).map(move |k| (row, n, k))
         });
-        let known: Vec<(&Row, usize, usize)> = known.collect();
+        let known: Vec<(&KnownId, usize, usize)> = known.collect();
         compare_known(tx, jobs, &known, outcomes).await?;
     }
     // Forget the new ids of jobs that are refused as a whole.
-    let refused = given.iter().zip(nos).filter(|((n, k), no)| {
-        fresh.contains(no) && matches!(outcomes[*n][*k], IdOutcome::New) && is_undone(&jobs[*n], &outcomes[*n])
+    let refused = given.iter().zip(ids).filter(|((n, k), id)| {
+        fresh.contains(&id.event) && matches!(outcomes[*n][*k], IdOutcome::New) && is_undone(&jobs[*n], &outcomes[*n])
     });
-    let refused: Vec<i64> = refused.map(|(_, no)| *no).collect();
+    let refused: Vec<i64> = refused.map(|(_, id)| id.event).collect();
     if !refused.is_empty() {
         tx.execute("DELETE FROM posthaste.ids WHERE event = ANY($1)", bind![refused]).await?;
     }
@@ -446,22 +462,19 @@ async fn resolve_ids(
 async fn resolve_minted_ids(
     tx: &PgTransaction,
     given: &[(usize, usize)],
-    tenants: &[i64],
-    ids: &[&str],
-    nos: &[i64],
-    fresh: &mut HashSet<i64>,
+    ids: &[ProducerId],
+    fresh: &HashSet<i64>,
     outcomes: &mut [Vec<IdOutcome>],
 ) -> Result<()> {
-    for (i, id) in ids.iter().enumerate().filter(|(i, _)| fresh.contains(&nos[*i])) {
-        let Some(ms) = crate::model::id::EventId::from_stored(id).minted_ms() else { continue };
+    for ((n, k), new) in given.iter().zip(ids).filter(|(_, new)| fresh.contains(&new.event)) {
+        let Some(ms) = new.id.minted_ms() else { continue };
         let sql = "SELECT accepted_at FROM posthaste.events
                    WHERE no >= $1 AND no < $2 AND tenant = $3 AND id = $4 AND no <> $5";
-        let known = tx.query_opt(sql, bind![first_of(ms), first_of(ms + 8), tenants[i], *id, nos[i]]).await?;
+        let known = tx.query_opt(sql, bind![first_of(ms), first_of(ms + 8), new.tenant, new.id, new.event]).await?;
         if let Some(row) = known {
-            let (n, k) = given[i];
-            outcomes[n][k] =
+            outcomes[*n][*k] =
                 IdOutcome::Known(AcceptResult::Conflict { accepted_at: at(row.get(0)), differs: Vec::new() });
-            tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![nos[i]]).await?;
+            tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![new.event]).await?;
         }
     }
     Ok(())

@@ -1,26 +1,36 @@
 //! Collects the rows of events from many requests, and writes them together.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, LazyLock};
+
+use tokio_postgres::types::Type;
 
 use super::rows::{at, delivery_id, delivery_no, format_code, millis};
 use super::snowflake::Snowflake;
 use super::stored_bytes::{BytesByDay, day_of};
-use super::stored_functions::ACCEPT;
-use super::transaction::{PgTransaction, SqlParameter, SqlTyped, bound};
+use super::stored_function::{BULK, NamedSql, StoredFunction};
+use super::transaction::{PgTransaction, bound};
 use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
-use crate::model::event::Event;
+use crate::model::id::EventId;
 use crate::model::limits::stored_bytes;
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::event_row::{EventBatch, EventRow};
+use crate::store::row::{Batch, PostgresColumns, batch, row};
+use crate::store::stored_value::{StoredBytes, StoredText};
 use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
 
-/// Events and deliveries as columns.
+/// Events to write, with their deliveries.
 #[derive(Default)]
 pub struct AcceptBatch {
-    events: EventColumns,
-    deliveries: DeliveryColumns,
+    event_keys: EventKeyBatch,
+    events: EventBatch,
+    /// Deliveries; how many members of its lane come after each is known once
+    /// all are there.
+    deliveries: Vec<NewDelivery>,
+    /// Position of each delivery among the new members of its lane, from 1.
+    positions: Vec<i64>,
     /// Lanes that grow, in the order in which they are locked.
     lanes: BTreeMap<(i64, Arc<str>), LaneGrowth>,
     /// Bytes of the events. Operational events are not counted: they are small,
@@ -43,191 +53,104 @@ struct DeliveryNumbers {
     endpoint: i64,
 }
 
-#[derive(Default)]
-struct EventColumns {
-    no: Vec<i64>,
-    tenant: Vec<i64>,
-    id: Vec<String>,
-    event_type: Vec<String>,
-    key: Vec<Option<String>>,
-    timestamp: Vec<Option<String>>,
-    accepted_at: Vec<i64>,
-    schema_version: Vec<Option<String>>,
-    endpoints: Vec<Option<String>>,
-    expires_at: Vec<Option<i64>>,
-    first_delivery: Vec<i64>,
-    deliveries: Vec<i32>,
-    data: Vec<BorrowedBytes>,
-    checksum: Vec<i64>,
-}
+/// Accepts events and the ids that producers chose: `sql/accept_all.sql`.
+pub static ACCEPT: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/accept_all.sql")).replace("accept", include_str!("sql/accept.sql"));
+    // In the order of the parameters of `AcceptBatch::write`.
+    let sql = sql
+        .parameter("version", Type::INT8)
+        .parameter("node", Type::INT8)
+        .batch::<EventKeyBatch>("event_keys")
+        .batch::<EventBatch>("events")
+        .batch::<LaneBatch>("lanes")
+        .batch::<DeliveryBatch>("deliveries")
+        .batch::<IdBatch>("ids")
+        .batch::<StoredBatch>("stored");
+    StoredFunction::body::<AcceptedRow>("accept", BULK, sql.replace("columns", AcceptedRow::COLUMNS))
+});
 
-impl EventColumns {
-    fn push(&mut self, tenant: i64, no: i64, event: &Event, first_delivery: i64, deliveries: usize) {
-        let endpoints = event.endpoints.as_ref().map(|ids| serde_json::to_string(ids).expect("ids are plain text"));
-        self.no.push(no);
-        self.tenant.push(tenant);
-        self.id.push(event.id.as_str().to_owned());
-        self.event_type.push(event.event_type.as_str().to_owned());
-        self.key.push(event.key.as_ref().map(|key| key.as_str().to_owned()));
-        self.timestamp.push(event.timestamp.clone());
-        self.accepted_at.push(millis(event.accepted_at));
-        self.schema_version.push(event.schema_version.clone());
-        self.endpoints.push(endpoints);
-        self.expires_at.push(event.expires_at.map(millis));
-        self.first_delivery.push(first_delivery);
-        self.deliveries.push(i32::try_from(deliveries).expect("fan-out is limited"));
-        self.data.push(BorrowedBytes(event.data.clone()));
-        self.checksum.push(event.checksum());
-    }
-
-    /// Returns all columns but the checksum, which comes later among the
-    /// parameters.
-    fn parameters(&self) -> Vec<SqlParameter<'_>> {
-        vec![
-            bound(&self.no),
-            bound(&self.tenant),
-            bound(&self.id),
-            bound(&self.event_type),
-            bound(&self.key),
-            bound(&self.timestamp),
-            bound(&self.accepted_at),
-            bound(&self.schema_version),
-            bound(&self.endpoints),
-            bound(&self.expires_at),
-            bound(&self.first_delivery),
-            bound(&self.deliveries),
-            bound(&self.data),
-        ]
+row! {
+    /// The position of a new member of a lane.
+    postgres struct AcceptedRow {
+        no: i64 = "q.no",
+        seq: i64 = "q.seq",
+        is_behind: bool = "q.behind",
     }
 }
 
-#[derive(Default)]
-struct DeliveryColumns {
-    no: Vec<i64>,
-    tenant: Vec<i64>,
-    endpoint: Vec<i64>,
-    shard: Vec<i16>,
-    event: Vec<i64>,
-    created_at: Vec<i64>,
-    format: Vec<i16>,
-    lane: Vec<Option<String>>,
-    /// Position in the lane among the members of this batch, from 1.
-    place: Vec<i64>,
-    expires_at: Vec<Option<i64>>,
-    due_at: Vec<i64>,
-}
-
-impl DeliveryColumns {
-    fn parameters<'a>(&'a self, behind: SqlParameter<'a>) -> Vec<SqlParameter<'a>> {
-        vec![
-            bound(&self.no),
-            bound(&self.tenant),
-            bound(&self.endpoint),
-            bound(&self.shard),
-            bound(&self.event),
-            bound(&self.created_at),
-            bound(&self.format),
-            bound(&self.lane),
-            behind,
-            bound(&self.expires_at),
-            bound(&self.due_at),
-        ]
+batch! {
+    /// The numbers of events, which only this store gives them.
+    struct EventKeyBatch of new EventKeys {
+        no: i64 = "no",
+        tenant: i64 = "tenant",
+        first_delivery: i64 = "first_delivery",
     }
 }
 
-/// Lanes that grow, as columns.
-struct LaneColumns<'a> {
-    endpoint: Vec<i64>,
-    lane: Vec<&'a str>,
-    members: Vec<i64>,
-    first: Vec<i64>,
-    at: Vec<i64>,
-}
-
-impl<'a> LaneColumns<'a> {
-    fn of(lanes: &'a BTreeMap<(i64, Arc<str>), LaneGrowth>) -> Self {
-        Self {
-            endpoint: lanes.keys().map(|(endpoint, _)| *endpoint).collect(),
-            lane: lanes.keys().map(|(_, lane)| &**lane).collect(),
-            members: lanes.values().map(|growth| growth.members).collect(),
-            first: lanes.values().map(|growth| growth.first).collect(),
-            at: lanes.values().map(|growth| growth.at).collect(),
-        }
-    }
-
-    fn parameters(&self) -> Vec<SqlParameter<'_>> {
-        vec![bound(&self.endpoint), bound(&self.lane), bound(&self.members), bound(&self.first), bound(&self.at)]
+batch! {
+    /// Waiting deliveries to insert, as columns.
+    struct DeliveryBatch of new NewDelivery {
+        no: i64 = "no",
+        tenant: i64 = "tenant",
+        endpoint: i64 = "endpoint",
+        shard: i16 = "shard",
+        event: i64 = "event",
+        created_at: i64 = "created_at",
+        format: i16 = "format",
+        lane: Option<StoredText> = "lane",
+        /// Number of members of its lane that come after it in this batch.
+        back: i64 = "back",
+        expires_at: Option<i64> = "expires_at",
+        due_at: i64 = "due_at",
     }
 }
 
-/// Bytes by tenant and day, as columns.
-struct StoredColumns {
-    tenant: Vec<i64>,
-    day: Vec<i32>,
-    bytes: Vec<i64>,
-}
-
-impl StoredColumns {
-    fn of(stored: &BytesByDay) -> Self {
-        Self {
-            tenant: stored.keys().map(|(tenant, _)| *tenant).collect(),
-            day: stored.keys().map(|(_, day)| *day).collect(),
-            bytes: stored.values().copied().collect(),
-        }
-    }
-
-    fn parameters(&self) -> Vec<SqlParameter<'_>> {
-        vec![bound(&self.tenant), bound(&self.day), bound(&self.bytes)]
+batch! {
+    /// Lanes that grow, as columns.
+    struct LaneBatch of new NewMembers {
+        endpoint: i64 = "endpoint",
+        lane: StoredText = "lane",
+        members: i64 = "members",
+        first: i64 = "first",
+        at: i64 = "at",
     }
 }
 
-/// Ids that producers chose, as columns.
-#[derive(Default)]
-pub struct IdColumns<'a> {
-    pub tenant: Vec<i64>,
-    pub id: Vec<&'a str>,
-    pub event: Vec<i64>,
-    pub fingerprint: Vec<Vec<u8>>,
-    pub accepted_at: Vec<i64>,
-    pub deliveries: Vec<i32>,
-}
-
-impl IdColumns<'_> {
-    /// Returns the columns as parameters of a statement.
-    pub fn parameters(&self) -> Vec<SqlParameter<'_>> {
-        vec![
-            bound(&self.tenant),
-            bound(&self.id),
-            bound(&self.event),
-            bound(&self.fingerprint),
-            bound(&self.accepted_at),
-            bound(&self.deliveries),
-        ]
+batch! {
+    /// Bytes by tenant and day, as columns.
+    struct StoredBatch of new StoredDay {
+        tenant: i64 = "tenant",
+        day: i32 = "day",
+        bytes: i64 = "bytes",
     }
 }
 
-/// Bytes that are written without being copied first.
-#[derive(Debug)]
-struct BorrowedBytes(bytes::Bytes);
-
-impl tokio_postgres::types::ToSql for BorrowedBytes {
-    fn to_sql(
-        &self,
-        ty: &tokio_postgres::types::Type,
-        out: &mut bytes::BytesMut,
-    ) -> std::result::Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
-        (&self.0[..]).to_sql(ty, out)
+batch! {
+    /// Ids that producers chose, as columns.
+    pub struct IdBatch of new ProducerId {
+        /// Number of the tenant.
+        tenant: i64 = "tenant",
+        /// Id of the event.
+        id: EventId = "id",
+        /// Number of the event.
+        event: i64 = "event",
+        /// Hash of what the producer sent; empty for an id of the gateway's.
+        fingerprint: StoredBytes = "fingerprint",
+        /// Time of acceptance.
+        accepted_at: i64 = "accepted_at",
+        /// Number of its deliveries.
+        deliveries: i32 = "deliveries",
     }
-    fn accepts(ty: &tokio_postgres::types::Type) -> bool {
-        *ty == tokio_postgres::types::Type::BYTEA
-    }
-    tokio_postgres::types::to_sql_checked!();
 }
 
-impl SqlTyped for Vec<BorrowedBytes> {
-    fn sql() -> tokio_postgres::types::Type {
-        tokio_postgres::types::Type::BYTEA_ARRAY
-    }
+static REMEMBER_IDS: LazyLock<String> =
+    LazyLock::new(|| NamedSql::new(include_str!("sql/remember_ids.sql")).batch::<IdBatch>("ids").text());
+
+/// Remembers the ids that producers chose. Returns the events of those that
+/// were not known.
+pub async fn remember_ids(tx: &PgTransaction, ids: &[ProducerId]) -> Result<HashSet<i64>> {
+    let ids: IdBatch = ids.iter().cloned().collect();
+    Ok(tx.query(&REMEMBER_IDS, &ids.parameters()).await?.iter().map(|row| row.get(0)).collect())
 }
 
 /// The positions of new members in their lanes, by the number of the delivery,
@@ -260,8 +183,8 @@ impl AcceptBatch {
         new: &RoutedEvent,
     ) -> AcceptResult {
         let accepted = self.add(index, numbers, tenant, no, new);
-        let deliveries = self.events.deliveries.last().map_or(0, |count| *count as usize);
-        let bytes = stored_bytes(new.event.data.len(), deliveries).cast_signed();
+        let deliveries = if let AcceptResult::New { deliveries, .. } = accepted { deliveries } else { 0 };
+        let bytes = stored_bytes(new.event.data.len(), deliveries as usize).cast_signed();
         *self.stored.entry((tenant, day_of(no))).or_insert(0) += bytes;
         accepted
     }
@@ -284,7 +207,8 @@ impl AcceptBatch {
         let targets: Vec<_> =
             new.targets.iter().filter_map(|endpoint| Some((index.endpoint_entry(endpoint.id)?.0, endpoint))).collect();
         let first = numbers.take(millis(new.event.accepted_at), targets.len());
-        self.events.push(tenant, event_no, &new.event, first, targets.len());
+        self.event_keys.push(EventKeys { no: event_no, tenant, first_delivery: first });
+        self.events.push(EventRow::of(&new.event, targets.len()));
         let claims = (first..)
             .zip(&targets)
             .map(|(no, (endpoint_no, endpoint))| {
@@ -305,7 +229,7 @@ impl AcceptBatch {
         let now = millis(event.accepted_at);
         let lane = endpoint.lane(event.key.as_ref());
         let due_at = new.due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let place = match &lane {
+        let position = match &lane {
             None => 0,
             Some(lane) => {
                 let growth = self.lanes.entry((numbers.endpoint, lane.clone()));
@@ -315,18 +239,20 @@ impl AcceptBatch {
             }
         };
         let format = endpoint.settings.format_for(&event.data);
-        let rows = &mut self.deliveries;
-        rows.no.push(numbers.no);
-        rows.tenant.push(numbers.tenant);
-        rows.endpoint.push(numbers.endpoint);
-        rows.shard.push(i16::from(Shard::of(&endpoint.tenant, endpoint.id).0));
-        rows.event.push(numbers.event);
-        rows.created_at.push(now);
-        rows.format.push(format_code(format) as i16);
-        rows.lane.push(lane.as_deref().map(str::to_owned));
-        rows.place.push(place);
-        rows.expires_at.push(new.expires_at.map(millis));
-        rows.due_at.push(millis(due_at));
+        self.deliveries.push(NewDelivery {
+            no: numbers.no,
+            tenant: numbers.tenant,
+            endpoint: numbers.endpoint,
+            shard: i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
+            event: numbers.event,
+            created_at: now,
+            format: format_code(format) as i16,
+            lane: lane.clone().map(StoredText),
+            back: 0,
+            expires_at: new.expires_at.map(millis),
+            due_at: millis(due_at),
+        });
+        self.positions.push(position);
         Claim {
             id: delivery_id(numbers.no, now),
             endpoint: endpoint.id,
@@ -344,22 +270,22 @@ impl AcceptBatch {
 
     /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.events.no.is_empty()
+        self.events.is_empty()
     }
 
     /// Returns how many of its deliveries wait for each endpoint, with the
     /// endpoint's shard.
     pub fn counts(&self) -> HashMap<(i64, Shard), i64> {
         let mut counts = HashMap::new();
-        for (endpoint, shard) in self.deliveries.endpoint.iter().zip(&self.deliveries.shard) {
-            *counts.entry((*endpoint, Shard(*shard as u8))).or_insert(0) += 1;
+        for delivery in &self.deliveries {
+            *counts.entry((delivery.endpoint, Shard(delivery.shard as u8))).or_insert(0) += 1;
         }
         counts
     }
 
     /// Returns the endpoint and the due time of each delivery.
     pub fn due(&self) -> impl Iterator<Item = (i64, i64)> {
-        self.deliveries.endpoint.iter().copied().zip(self.deliveries.due_at.iter().copied())
+        self.deliveries.iter().map(|delivery| (delivery.endpoint, delivery.due_at))
     }
 
     /// Writes all rows, and remembers these ids. An id that is known
@@ -369,42 +295,52 @@ impl AcceptBatch {
     pub async fn write(
         &self,
         tx: &PgTransaction,
-        ids: &IdColumns<'_>,
+        ids: &[ProducerId],
         version: Option<i64>,
         node: i64,
     ) -> Result<LanePositions> {
         if self.is_empty() {
             return Ok(LanePositions(HashMap::new()));
         }
-        let (lanes, stored) = (LaneColumns::of(&self.lanes), StoredColumns::of(&self.stored));
-        let behind = self.members_behind();
-        // In the order in which `sql/accept.sql` and `sql/accept_all.sql` take them.
+        let (lanes, deliveries) = (self.lane_batch(), self.delivery_batch());
+        let ids: IdBatch = ids.iter().cloned().collect();
+        let stored = self.stored.iter();
+        let stored: StoredBatch =
+            stored.map(|((tenant, day), bytes)| StoredDay { tenant: *tenant, day: *day, bytes: *bytes }).collect();
         let parameters = [
             vec![bound(&version), bound(&node)],
+            self.event_keys.parameters(),
             self.events.parameters(),
             lanes.parameters(),
-            self.deliveries.parameters(bound(&behind)),
+            deliveries.parameters(),
             ids.parameters(),
-            vec![bound(&self.events.checksum)],
             stored.parameters(),
         ]
         .concat();
         let rows = tx.query(ACCEPT.call(), &parameters).await?;
-        let placed = rows.iter().filter_map(|row| Some((row.get::<_, Option<i64>>(1)?, (row.get(2), row.get(3)))));
-        Ok(LanePositions(placed.collect()))
+        let placed = rows.iter().map(AcceptedRow::read);
+        Ok(LanePositions(placed.map(|row| (row.no, (row.seq, row.is_behind))).collect()))
     }
 
-    /// Returns for each delivery how many members of its lane come after it in
-    /// this batch.
-    fn members_behind(&self) -> Vec<i64> {
-        let rows = &self.deliveries;
-        let behind = |i: usize| match &rows.lane[i] {
-            None => 0,
-            Some(lane) => {
-                let growth = self.lanes.get(&(rows.endpoint[i], Arc::from(lane.as_str())));
-                growth.expect("its lane was counted").members - rows.place[i]
-            }
+    fn lane_batch(&self) -> LaneBatch {
+        let grown = |((endpoint, lane), growth): (&(i64, Arc<str>), &LaneGrowth)| NewMembers {
+            endpoint: *endpoint,
+            lane: StoredText(lane.clone()),
+            members: growth.members,
+            first: growth.first,
+            at: growth.at,
         };
-        (0..rows.no.len()).map(behind).collect()
+        self.lanes.iter().map(grown).collect()
+    }
+
+    fn delivery_batch(&self) -> DeliveryBatch {
+        let placed = |(delivery, position): (&NewDelivery, &i64)| {
+            let members = delivery.lane.as_ref().map_or(*position, |StoredText(lane)| {
+                let growth = self.lanes.get(&(delivery.endpoint, lane.clone()));
+                growth.expect("its lane was counted").members
+            });
+            NewDelivery { back: members - position, ..delivery.clone() }
+        };
+        self.deliveries.iter().zip(&self.positions).map(placed).collect()
     }
 }

@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 
 use super::PostgresStore;
 use super::read_query::read_rows;
-use super::rows::{at, millis, stored_tenant};
+use super::rows::{millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
@@ -23,14 +23,21 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
+use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_json::{from_json, to_json};
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
-/// The columns and tables that a token is read from. The last column says
-/// whether it was revoked.
-const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at,
-                     k.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL
-                     FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
+/// The tables that a token is read from.
+const TOKENS: &str = "FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
+
+row! {
+    /// A token that was created or revoked.
+    postgres struct ChangedToken {
+        token: TokenColumns = TokenColumns::COLUMNS,
+        is_revoked: bool = "k.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL",
+    }
+}
 
 /// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
 /// `$2`, or to any tenant if that is NULL, or with `$3` to the gateway.
@@ -42,21 +49,9 @@ const SYSTEM: &str = "SELECT no FROM posthaste.tenants WHERE id = $1 AND deleted
 /// Returns tokens created or revoked after a version of the catalog, and
 /// whether each was revoked.
 pub async fn changed_after(tx: &PgTransaction, version: i64) -> Result<Vec<(Token, bool)>> {
-    let rows = tx.query(&format!("SELECT {TOKEN} WHERE k.version > $1"), bind![version]).await?;
-    Ok(rows.iter().map(|row| (token_from(row), row.get(8))).collect())
-}
-
-fn token_from(row: &Row) -> Token {
-    Token {
-        id: TokenId(row.get(0)),
-        tenant: row.get::<_, Option<&str>>(1).map(stored_tenant),
-        name: row.get(2),
-        rights: from_json(row.get(3)),
-        hash: row.get::<_, &[u8]>(4).try_into().expect("a kept hash has 32 bytes"),
-        created_at: at(row.get(5)),
-        expires_at: row.get::<_, Option<i64>>(6).map(at),
-        used_at: row.get::<_, Option<i64>>(7).map(at),
-    }
+    let sql = format!("SELECT {} {TOKENS} WHERE k.version > $1", ChangedToken::COLUMNS);
+    let rows = tx.query(&sql, bind![version]).await?;
+    Ok(rows.iter().map(ChangedToken::read).map(|row| (row.token.token(), row.is_revoked)).collect())
 }
 
 /// Records an action in the audit log, if a caller made it.
@@ -184,12 +179,14 @@ impl AccessStore for PostgresStore {
     async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         let below = page_end::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
-            "SELECT {TOKEN} WHERE k.id < $1 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
-             ORDER BY k.id DESC LIMIT $4"
+            "SELECT {} {TOKENS} WHERE k.id < $1 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+             ORDER BY k.id DESC LIMIT $4",
+            TokenColumns::COLUMNS
         );
         let (tenant, with_gateways) = scope.columns();
         let rows = read_rows(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
-        Ok(ListPage::truncate(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
+        let tokens = rows.iter().map(|row| TokenColumns::read(row).token());
+        Ok(ListPage::truncate(tokens.collect(), page.limit, |token| token.id.to_string()))
     }
 
     async fn record(&self, by: &Initiator, audited: AuditedAction) -> Result<()> {

@@ -14,12 +14,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
-use tokio_postgres::Row;
 
 use super::access::{self, record};
-use super::endpoint::{
-    self, ENDPOINT, endpoint_from, insert_secret, seal_settings, seal_urls, secret_from, store_health,
-};
+use super::endpoint::{self, EndpointRow, insert_secret, seal_settings, seal_urls, store_health};
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
@@ -32,8 +29,10 @@ use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
+use crate::store::catalog_columns::{SecretColumns, TenantColumns};
 use crate::store::catalog_index::CatalogIndex;
-use crate::store::catalog_json::{from_json, to_json};
+use crate::store::catalog_json::to_json;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result};
 
 /// Interval between two checks whether every node has acknowledged a version.
@@ -96,25 +95,19 @@ impl PostgresState {
     async fn read_after(&self, known: i64) -> Result<ChangedRows> {
         let tx = super::transaction::PgTransaction::begin_reading(&self.pool).await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
-        let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL, limits
-                   FROM posthaste.tenants WHERE version > $1 ORDER BY deleted_at IS NULL";
-        let tenants = tx.query(sql, bind![known]).await?.iter().map(tenant_from).collect();
-        let sql = format!(
-            "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
-             LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.version > $1"
-        );
+        let tenants = tx.query(TenantRow::SQL, bind![known]).await?;
+        let tenants = tenants.iter().map(|row| TenantRow::read(row).changed()).collect();
+        let seal = &self.options.seal;
         let mut endpoints = Vec::new();
-        for row in tx.query(&sql, bind![known]).await? {
-            let (no, endpoint) = endpoint_from(self, &row)?;
-            endpoints.push((no, endpoint, row.get::<_, bool>(10)));
+        for row in tx.query(&EndpointRow::sql("p.version > $1"), bind![known]).await? {
+            let row = EndpointRow::read(&row);
+            let (no, is_deleted) = (row.endpoint.no, row.is_deleted);
+            endpoints.push((no, row.endpoint(seal)?, is_deleted));
         }
-        let sql = "SELECT s.endpoint, p.id, s.id, s.sealed, s.created_at, s.expires_at
-                   FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
-                   WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC";
         let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-        for row in tx.query(sql, bind![known]).await? {
-            let secret = secret_from(self, EndpointId(row.get(1)), &row, 2)?;
-            secrets.entry(row.get(0)).or_default().push(secret);
+        for row in tx.query(SecretRow::SQL, bind![known]).await? {
+            let SecretRow { secret, endpoint } = SecretRow::read(&row);
+            secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
         }
         for (no, endpoint, _) in &mut endpoints {
             endpoint.secrets = secrets.remove(no).unwrap_or_default();
@@ -186,21 +179,30 @@ impl PostgresState {
     }
 }
 
-/// Returns a tenant's id, and its number and the tenant unless it was deleted.
-fn tenant_from(row: &Row) -> (TenantId, Option<(i64, Tenant)>) {
-    let id = super::rows::stored_tenant(row.get(1));
-    if row.get(6) {
-        return (id, None);
+row! {
+    /// A tenant that changed after a version.
+    postgres struct TenantRow from "FROM posthaste.tenants t WHERE t.version > $1 ORDER BY t.deleted_at IS NULL" {
+        tenant: TenantColumns = TenantColumns::COLUMNS,
+        is_deleted: bool = "t.deleted_at IS NOT NULL",
     }
-    let tenant = Tenant {
-        id: id.clone(),
-        name: row.get(2),
-        defaults: from_json(row.get(3)),
-        quota: from_json(row.get(4)),
-        limits: from_json(row.get(7)),
-        created_at: at(row.get(5)),
-    };
-    (id, Some((row.get(0), tenant)))
+}
+
+impl TenantRow {
+    /// Returns the tenant's id, and its number and the tenant unless it was
+    /// deleted.
+    fn changed(self) -> (TenantId, Option<(i64, Tenant)>) {
+        let (no, id) = (self.tenant.no, self.tenant.id.clone());
+        (id, (!self.is_deleted).then(|| (no, self.tenant.tenant())))
+    }
+}
+
+row! {
+    /// A secret of an endpoint that changed after a version.
+    postgres struct SecretRow from "FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
+         WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC" {
+        secret: SecretColumns = SecretColumns::COLUMNS,
+        endpoint: EndpointId = "p.id",
+    }
 }
 
 impl PostgresStore {
@@ -306,19 +308,13 @@ impl Catalog for PostgresStore {
             let (defaults, quota, limits) =
                 (to_json(&tenant.defaults), to_json(&tenant.quota), to_json(&tenant.limits));
             let version = work.bump_catalog_version().await?;
-            let sql =
-                "SELECT name, defaults, quota, limits FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
-            let before = work.tx.query_opt(sql, bind![tenant.id.as_str()]).await?;
+            let columns = TenantColumns::COLUMNS;
+            let sql = format!("SELECT {columns} FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL");
+            let before = work.tx.query_opt(&sql, bind![tenant.id.as_str()]).await?;
             let audited = match before {
                 None => AuditedAction::new(AuditAction::TenantCreated, &tenant.id, &tenant.id),
                 Some(row) => {
-                    let before = Tenant {
-                        name: row.get(0),
-                        defaults: from_json(row.get(1)),
-                        quota: from_json(row.get(2)),
-                        limits: from_json(row.get(3)),
-                        ..tenant.clone()
-                    };
+                    let before = TenantColumns::read(&row).tenant();
                     AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields()))
                 }

@@ -4,17 +4,17 @@
 //! the partitions that hold them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::LazyLock;
 
-use bytes::Bytes;
-use tokio_postgres::{Client, Row};
-use uuid::Uuid;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
-use super::rows::{at, delivery_id, format_of, progress_from, stored_tenant};
-use super::stored_functions::READ_CLAIMS;
+use super::rows::format_of;
+use super::stored_function::{LOOKUPS, NamedSql, StoredFunction};
 use super::transaction::{bound, with_timeout};
-use crate::model::event::{Event, EventKey, EventType};
-use crate::model::id::{EndpointId, EventId};
+use crate::store::delivery_columns::ClaimColumns;
+use crate::store::event_row::EventRow;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{Claim, Result};
 
 /// A waiting delivery and its event, by their numbers.
@@ -49,43 +49,45 @@ pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Res
     let (waiting, events) = tokio::join!(
         biased;
         with_timeout(client.query_typed(READ_CLAIMS.call(), &these)),
-        with_timeout(client.query_typed(include_str!("sql/read_events.sql"), &those)),
+        with_timeout(client.query_typed(&READ_EVENTS, &those)),
     );
     let (waiting, events) = (waiting?, events?);
-    let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
+    // Deliveries of one event share its data.
+    let events = events.iter().map(EventOfClaim::read);
+    let events: HashMap<i64, EventRow> = events.map(|row| (row.no, row.event)).collect();
     let reached = wanted.iter().position(|one| !events.contains_key(&one.event)).unwrap_or(wanted.len());
     // A delivery that only a newer version can send waits for a node of it.
-    let claims = waiting.iter().filter_map(|row| claim_from(row, events.get(&row.get(8))?).ok()).collect();
-    Ok(ReadClaims { claims, reached })
+    let claims = waiting.iter().map(ClaimRow::read).filter_map(|row| {
+        let event = events.get(&row.event)?.clone();
+        let (event, is_damaged) = event.event(row.delivery.tenant.clone());
+        let format = format_of(row.delivery.format.0).ok()?;
+        Some(row.delivery.claim(event, format, is_damaged))
+    });
+    Ok(ReadClaims { claims: claims.collect(), reached })
 }
 
-fn claim_from(row: &Row, event: &Row) -> Result<Claim> {
-    let checksum: Option<i64> = event.get(8);
-    let event = Event {
-        id: EventId::from_stored(event.get(1)),
-        tenant: stored_tenant(row.get(7)),
-        event_type: EventType::from_stored(event.get(2)),
-        key: event.get::<_, Option<&str>>(3).map(EventKey::from_stored),
-        timestamp: event.get(4),
-        schema_version: event.get(5),
-        // The expiry of the delivery counts, not that of the event.
-        expires_at: None,
-        endpoints: None,
-        accepted_at: at(event.get(6)),
-        data: Bytes::copy_from_slice(event.get(7)),
-    };
-    let is_damaged = event.is_damaged(checksum);
-    Ok(Claim {
-        id: delivery_id(row.get(0), row.get(1)),
-        endpoint: EndpointId(row.get::<_, Uuid>(2)),
-        event: Arc::new(event),
-        format: format_of(row.get::<_, i16>(3).into())?,
-        lane: row.get::<_, Option<&str>>(4).map(Arc::from),
-        seq: row.get::<_, Option<i64>>(5).map(|seq| seq as u64),
-        due_at: at(row.get(6)),
-        is_urgent: row.get(9),
-        expires_at: row.get::<_, Option<i64>>(10).map(at),
-        progress: progress_from(row, 11),
-        is_damaged,
-    })
+row! {
+    /// What an attempt needs of a delivery, and the number of its event.
+    postgres struct ClaimRow {
+        event: i64 = "d.event",
+        delivery: ClaimColumns = ClaimColumns::COLUMNS,
+    }
 }
+
+row! {
+    /// An event with its number.
+    postgres struct EventOfClaim {
+        no: i64 = "e.no",
+        event: EventRow = EventRow::COLUMNS,
+    }
+}
+
+/// Reads what an attempt needs, except the event: `sql/read_claims.sql`.
+pub static READ_CLAIMS: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/read_claims.sql")).parameter("deliveries", Type::INT8_ARRAY);
+    StoredFunction::query::<ClaimRow>("read_claims", LOOKUPS, sql.replace("columns", ClaimRow::COLUMNS))
+});
+
+static READ_EVENTS: LazyLock<String> = LazyLock::new(|| {
+    NamedSql::new(include_str!("sql/read_events.sql")).replace("columns", EventOfClaim::COLUMNS).text()
+});

@@ -3,58 +3,52 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use tokio_postgres::Row;
 
 use super::PostgresState;
 use super::lane::pass_dead_heads;
-use super::rows::{at, millis, stored_tenant};
+use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditedAction, Initiator, differing};
-use crate::model::endpoint::{Endpoint, EndpointCeiling, EndpointSettings, OnDead, Secret};
-use crate::model::id::{EndpointId, SecretId};
+use crate::model::endpoint::{Endpoint, OnDead, Secret};
+use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::settings_bytes;
-use crate::model::url_versions::UrlVersions;
+use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
 use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint as plan;
-use crate::store::seal::{SealError, about_secret, about_settings, about_urls};
-use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Error, Result};
+use crate::store::row::{PostgresColumns, row};
+use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
+use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
-/// The columns that [`endpoint_from`] reads, with the health of the endpoint.
-pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
-                            p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL, p.urls";
+row! {
+    /// An endpoint with its tenant and its health.
+    pub postgres struct EndpointRow {
+        /// Columns of the endpoint.
+        endpoint: EndpointColumns = EndpointColumns::COLUMNS,
+        /// Id of its tenant.
+        tenant: TenantId = "t.id",
+        /// Health of the endpoint, as JSON, once it has had an attempt.
+        health: Option<String> = "h.health",
+        /// Whether the endpoint or its tenant was deleted.
+        is_deleted: bool = "p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL",
+    }
+}
 
-/// Builds an endpoint without its secrets, and returns it with its number.
-/// Fails if its settings were sealed under another key.
-pub fn endpoint_from(shared: &PostgresState, row: &Row) -> Result<(i64, Endpoint)> {
-    let id = EndpointId(row.get(1));
-    let settings = shared.options.seal.open(&about_settings(id), row.get(3));
-    let seal_error = || Error::Unavailable(SealError(format!("what is kept of endpoint {id}")).to_string());
-    let settings: EndpointSettings = settings.map(|text| from_json(&text)).ok_or_else(seal_error)?;
-    let urls = match row.get::<_, Option<&[u8]>>(11) {
-        // Older versions stored no URLs.
-        None => UrlVersions::first(&settings.url),
-        Some(sealed) => {
-            let urls = shared.options.seal.open(&about_urls(id), sealed).ok_or_else(seal_error)?;
-            from_json::<UrlVersions>(&urls).with(&settings.url)
-        }
-    };
-    let endpoint = Endpoint {
-        id,
-        tenant: stored_tenant(row.get(2)),
-        urls,
-        ceiling: EndpointCeiling::default(),
-        policy: settings.retry.filled(),
-        settings,
-        status: from_json(row.get(4)),
-        quiet_until: row.get::<_, Option<i64>>(5).map(at),
-        mailed_at: row.get::<_, Option<i64>>(6).map(at),
-        created_at: at(row.get(7)),
-        updated_at: at(row.get(8)),
-        health: row.get::<_, Option<&str>>(9).map(from_json).unwrap_or_default(),
-        secrets: Vec::new(),
-    };
-    Ok((row.get(0), endpoint))
+impl EndpointRow {
+    /// Selects such rows by a condition.
+    pub fn sql(condition: &str) -> String {
+        format!(
+            "SELECT {} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
+             LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE {condition}",
+            Self::COLUMNS
+        )
+    }
+
+    /// Returns the endpoint without its secrets.
+    pub fn endpoint(self, seal: &Seal) -> Result<Endpoint> {
+        let health = self.health.as_deref().map(from_json).unwrap_or_default();
+        Ok(self.endpoint.endpoint(seal, self.tenant, health)?)
+    }
 }
 
 /// Seals an endpoint's settings for storage.
@@ -67,33 +61,20 @@ pub fn seal_urls(shared: &PostgresState, endpoint: &Endpoint) -> Vec<u8> {
     shared.options.seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
 }
 
-/// Opens a secret, whose columns begin at `first`. Fails if it was sealed under
-/// another key.
-pub fn secret_from(shared: &PostgresState, endpoint: EndpointId, row: &Row, first: usize) -> Result<Secret> {
-    let id = SecretId(row.get(first));
-    let text = shared.options.seal.open(&about_secret(endpoint), row.get(first + 1));
-    let seal_error = || Error::Unavailable(SealError(format!("secret {id} of endpoint {endpoint}")).to_string());
-    let text = text.ok_or_else(seal_error)?;
-    Ok(Secret::from_stored(id, &text, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
-}
-
 /// Returns an endpoint as the transaction sees it, and locks its row.
 pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i64, Endpoint)>> {
-    let sql = format!(
-        "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
-         LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.id = $1 FOR UPDATE OF p"
-    );
-    let Some(row) = work.tx.query_opt(&sql, bind![id.0]).await? else { return Ok(None) };
-    if row.get::<_, bool>(10) {
-        return Ok(None);
-    }
-    let (no, endpoint) = endpoint_from(work.shared, &row)?;
+    let row = work.tx.query_opt(&EndpointRow::sql("p.id = $1 FOR UPDATE OF p"), bind![id]).await?;
+    let Some(row) = row.map(|row| EndpointRow::read(&row)).filter(|row| !row.is_deleted) else { return Ok(None) };
+    let seal = &work.shared.options.seal;
+    let (no, endpoint) = (row.endpoint.no, row.endpoint(seal)?);
     let ceiling = work.shared.index().tenant(&endpoint.tenant).map(|tenant| tenant.limits.endpoint);
     let mut endpoint = endpoint.below(ceiling.unwrap_or_default());
-    let sql = "SELECT id, sealed, created_at, expires_at FROM posthaste.secrets
-               WHERE endpoint = $1 ORDER BY created_at DESC, id DESC";
-    for row in work.tx.query(sql, bind![no]).await? {
-        endpoint.secrets.push(secret_from(work.shared, id, &row, 0)?);
+    let sql = format!(
+        "SELECT {} FROM posthaste.secrets s WHERE s.endpoint = $1 ORDER BY s.created_at DESC, s.id DESC",
+        SecretColumns::COLUMNS
+    );
+    for row in work.tx.query(&sql, bind![no]).await? {
+        endpoint.secrets.push(SecretColumns::read(&row).secret(seal, id)?);
     }
     Ok(Some((no, endpoint)))
 }

@@ -17,6 +17,7 @@ use super::stored_bytes::{self, BytesByDay, day_of};
 use super::transaction::{PgTransaction, bind};
 use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
 /// Number of dead letters, endpoints or tenants that one transaction deletes.
@@ -103,16 +104,15 @@ async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Resu
     let mut forgotten = 0;
     let (mut after_at, mut after_no) = (i64::MIN, 0_i64);
     loop {
-        let sql = include_str!("sql/old_dead.sql");
-        let old = read_rows(shared, sql, bind![died_before, after_at, after_no, STEP]).await?;
+        let sql = include_str!("sql/old_dead.sql").replace("{columns}", OldDead::COLUMNS);
+        let old = read_rows(shared, &sql, bind![died_before, after_at, after_no, STEP]).await?;
+        let old: Vec<OldDead> = old.iter().map(OldDead::read).collect();
         let Some(last) = old.last() else { return Ok(forgotten) };
-        (after_no, after_at) = (last.get(0), last.get(1));
-        let numbers: Vec<i64> = old.iter().map(|row| row.get(0)).collect();
-        let laned: Vec<(i64, i64, String)> = old
-            .iter()
-            .filter(|row| !row.get::<_, bool>(4))
-            .filter_map(|row| Some((row.get(0), row.get(2), row.get::<_, Option<String>>(3)?)))
-            .collect();
+        (after_no, after_at) = (last.no, last.finished_at);
+        let is_last_page = old.len() < STEP as usize;
+        let numbers: Vec<i64> = old.iter().map(|row| row.no).collect();
+        let laned = old.into_iter().filter(|row| !row.is_passed);
+        let laned: Vec<(i64, i64, String)> = laned.filter_map(|row| Some((row.no, row.endpoint, row.lane?))).collect();
         let tx = shared.begin().await?;
         let locked = lock_lanes(&tx, &laned).await?;
         let sql = include_str!("sql/forget_dead.sql");
@@ -120,9 +120,20 @@ async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Resu
         forgotten += deleted.len();
         forget_attempts(&tx, deleted.iter().map(|row| row.get(0)).collect()).await?;
         tx.commit().await?;
-        if old.len() < STEP as usize {
+        if is_last_page {
             return Ok(forgotten);
         }
+    }
+}
+
+row! {
+    /// A dead letter past its retention.
+    postgres struct OldDead {
+        no: i64 = "d.no",
+        finished_at: i64 = "d.finished_at",
+        endpoint: i64 = "d.endpoint",
+        lane: Option<String> = "d.lane",
+        is_passed: bool = "d.passed",
     }
 }
 

@@ -19,9 +19,10 @@ use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
-pub use events::{COLUMNS, event_from};
+pub use events::EventRecordColumns;
 use walk::number_at;
 
 mod by_finish;
@@ -39,8 +40,8 @@ const LENT_MS_MAX: i64 = 1_000;
 #[async_trait]
 impl History for PostgresStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
-        let found = find_event(&self.shared, tenant, id, events::COLUMNS).await?;
-        found.map(|row| events::event_from(&row, 0, tenant)).transpose()
+        let found = find_event(&self.shared, tenant, id, EventRecordColumns::COLUMNS).await?;
+        found.map(|row| EventRecordColumns::read(&row).record(tenant.clone())).transpose()
     }
 
     async fn events(&self, tenant: &TenantId, query: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {
@@ -150,7 +151,7 @@ fn cursor_no(page: &PageRequest) -> Result<i64> {
 pub async fn find_event(shared: &PostgresState, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
     let (from, below) = made_numbers(id);
-    let sql = include_str!("sql/event.sql").replace(":columns", columns);
+    let sql = include_str!("sql/event.sql").replace("{columns}", columns);
     read_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
 }
 
@@ -193,29 +194,60 @@ async fn lanes(
     let after = page.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~')).map(str::to_owned);
     let looked_max = ROWS_PER_PAGE_MAX as i64;
     let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
-    let sql = include_str!("sql/lanes.sql");
-    let rows = read_rows(shared, sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
-    let Some(first) = rows.first() else { return Ok(found) };
-    let (looked, last): (i64, Option<String>) = (first.get(0), first.get(1));
-    found.data = rows.iter().filter_map(lane_from).collect();
+    let columns = joined!(", "; LaneScan::COLUMNS, LaneRow::COLUMNS);
+    let sql = include_str!("sql/lanes.sql").replace("{columns}", columns);
+    let rows = read_rows(shared, &sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
+    let mut scan = LaneScan::default();
+    let mut last = None;
+    for row in &rows {
+        let mut column = 0;
+        scan = LaneScan::read_next(row, &mut column);
+        if let Some(lane) = scan.found.take() {
+            found.data.push(LaneRow::read_next(row, &mut column).lane(&lane));
+            last = Some(lane);
+        }
+    }
     if found.data.len() == page.limit {
-        let last = rows.last().and_then(|row| row.get::<_, Option<&str>>(2));
         found.next = last.map(|lane| format!("~{lane}"));
-    } else if looked == looked_max {
-        found.next = last.map(|lane| format!("~{lane}"));
+    } else if scan.looked == looked_max {
+        found.next = scan.last.map(|lane| format!("~{lane}"));
     }
     Ok(found)
 }
 
-fn lane_from(row: &Row) -> Option<Lane> {
-    let lane: String = row.get::<_, Option<String>>(2)?;
-    Some(Lane {
-        key: Some(lane).filter(|lane| !lane.is_empty()),
-        head: delivery_id(row.get(3), row.get(4)),
-        is_blocked: row.get(5),
-        since: at(row.get(6)),
-        waiting: (row.get::<_, i64>(7) - 1).max(0) as u64,
-    })
+row! {
+    /// How far a list of lanes has come, and the lane of this row, if it holds
+    /// one.
+    #[derive(Default)]
+    postgres struct LaneScan {
+        looked: i64 = "w.looked",
+        last: Option<String> = "w.last",
+        found: Option<String> = "f.lane",
+    }
+}
+
+row! {
+    /// What is shown of a lane.
+    postgres struct LaneRow {
+        head: i64 = "f.head",
+        head_created_at: i64 = "f.created_at",
+        is_blocked: bool = "f.is_dead",
+        head_since: i64 = "f.head_since",
+        members: i64 = "f.members",
+    }
+}
+
+impl LaneRow {
+    /// Returns the lane with this key.
+    fn lane(self, key: &str) -> Lane {
+        Lane {
+            key: Some(key.to_owned()).filter(|lane| !lane.is_empty()),
+            head: delivery_id(self.head, self.head_created_at),
+            is_blocked: self.is_blocked,
+            since: at(self.head_since),
+            waiting: (self.members - 1).max(0) as u64,
+        }
+    }
 }
 
 /// Returns a time as it is compared in SQL, if there is one.

@@ -11,7 +11,9 @@ use uuid::Uuid;
 use crate::model::id::EndpointId;
 use crate::model::shard::Shard;
 use crate::store::embedded::store_source::SourceRow;
+use crate::store::event_row::EventRow;
 use crate::store::postgres::rows::stored_tenant;
+use crate::store::row::joined;
 
 /// One table of the source, and the target tables of its rows.
 pub struct SourceTable {
@@ -43,6 +45,9 @@ pub struct TargetTable {
     /// Whether a row goes into this table.
     pub takes: fn(&SourceRow) -> bool,
 }
+
+/// The columns of an event, on both sides.
+const EVENT_COLUMNS: &str = joined!(", "; "no, tenant, first_delivery, withheld", EventRow::NAMES);
 
 /// A row count that must be the same on both sides.
 pub struct CountCheck {
@@ -172,18 +177,17 @@ pub fn all() -> Vec<SourceTable> {
             name: "events",
             // An id that the gateway made has no fingerprint. An empty one
             // equals no other, so a producer that sends the id gets a conflict.
-            select: "SELECT no AS _1, no, no AS event, tenant, id, type, key, timestamp, accepted_at, schema_version,
-                            endpoints, expires_at, first_delivery, deliveries, data, checksum, withheld,
-                            coalesce(fingerprint, x'') AS fingerprint
-                     FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
+            select: joined!(
+                ""; "SELECT no AS _1, no AS event, coalesce(fingerprint, x'') AS fingerprint, ", EVENT_COLUMNS,
+                " FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
+            ),
             begin: before_first,
             count: "SELECT count(*) FROM events",
             complete: unchanged,
             into: &[
                 TargetTable {
                     table: "events",
-                    columns: "no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at, \
-                              first_delivery, deliveries, data, checksum, withheld",
+                    columns: EVENT_COLUMNS,
                     on_conflict: "",
                     takes: all_rows,
                 },

@@ -1,16 +1,17 @@
 //! Locks the row of a delivery, and moves it from table to table.
 
-use tokio_postgres::Row;
-
-use super::rows::{cause_of, delivery_id, format_of, state_code, state_of};
+use super::rows::{format_of, state_code};
 use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::DeliveryId;
 use crate::model::shard::Shard;
 use crate::store::Result;
+use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::DeliveryRow;
 use crate::store::plan::lane::LaneMember;
+use crate::store::row::{PostgresColumns, row};
+use crate::store::stored_value::StoredCode;
 
 /// The columns that all tables of deliveries have.
 const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
@@ -48,6 +49,19 @@ impl DeliveryTable {
     }
 }
 
+row! {
+    /// The columns of a locked row.
+    postgres struct LockedRow {
+        plan: PlanColumns = PlanColumns::COLUMNS,
+        shard: i16 = "d.shard",
+        tenant: i64 = "d.tenant",
+        format: StoredCode = "d.format",
+        expires_at: Option<i64> = "d.expires_at",
+        /// Record of the last attempt, if the row holds it.
+        last: Option<String> = "d.last",
+    }
+}
+
 /// A delivery's row, locked until the end of the transaction.
 #[derive(Debug)]
 pub struct LockedDelivery {
@@ -67,7 +81,7 @@ pub struct LockedDelivery {
     pub row: DeliveryRow,
     /// Time at which its event expires for it, in milliseconds.
     pub expires_at: Option<i64>,
-    created_at: i64,
+    id: DeliveryId,
     last: Option<String>,
 }
 
@@ -75,47 +89,36 @@ impl LockedDelivery {
     /// Finds a delivery in any table, and locks its row.
     pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
         for table in [DeliveryTable::Queue, DeliveryTable::Dead, DeliveryTable::Finished] {
-            let ended = match table {
-                DeliveryTable::Queue => "0::smallint AS state, NULL::smallint AS cause, NULL::text AS last",
-                DeliveryTable::Dead | DeliveryTable::Finished => "state, cause, last",
+            let waiting = match table {
+                DeliveryTable::Queue => ", 0::smallint AS state, NULL::smallint AS cause, NULL::text AS last",
+                DeliveryTable::Dead | DeliveryTable::Finished => "",
             };
             let sql = format!(
-                "SELECT endpoint, shard, tenant, lane, passed, coalesce(replayed_at, created_at) AS begun_at, attempts,
-                        stumbles, due_at, expires_at, created_at, format, {ended} FROM {} WHERE no = $1 FOR UPDATE",
+                "SELECT {} FROM (SELECT *{waiting} FROM {} WHERE no = $1 FOR UPDATE) d",
+                LockedRow::COLUMNS,
                 table.name()
             );
             if let Some(row) = tx.query_opt(&sql, bind![no]).await? {
-                return Self::read(&row, table, no).map(Some);
+                return Self::of(LockedRow::read(&row), table, no).map(Some);
             }
         }
         Ok(None)
     }
 
-    fn read(row: &Row, table: DeliveryTable, no: i64) -> Result<Self> {
+    fn of(row: LockedRow, table: DeliveryTable, no: i64) -> Result<Self> {
         // A delivery whose format this version does not know is not changed.
-        format_of(row.get::<_, i16>("format").into())?;
-        let lane: Option<String> = row.get("lane");
-        let is_in_lane = lane.is_some() && !row.get::<_, bool>("passed");
+        format_of(row.format.0)?;
         Ok(Self {
             table,
             no,
-            endpoint: row.get("endpoint"),
-            shard: Shard(row.get::<_, i16>("shard") as u8),
-            tenant: row.get("tenant"),
-            lane,
-            row: DeliveryRow {
-                state: state_of(row.get::<_, i16>("state").into())?,
-                cause: row.get::<_, Option<i16>>("cause").map(|code| cause_of(code.into())).transpose()?,
-                due_at: row.get("due_at"),
-                begun_at: row.get("begun_at"),
-                attempts: row.get::<_, i32>("attempts").max(0) as u32,
-                internal_errors: row.get::<_, i32>("stumbles").max(0) as u32,
-                is_in_lane,
-                is_data_removed: false,
-            },
-            expires_at: row.get("expires_at"),
-            created_at: row.get("created_at"),
-            last: row.get("last"),
+            endpoint: row.plan.endpoint,
+            shard: Shard(row.shard as u8),
+            tenant: row.tenant,
+            row: row.plan.row(false)?,
+            expires_at: row.expires_at,
+            id: row.plan.id(no),
+            lane: row.plan.lane,
+            last: row.last,
         })
     }
 
@@ -128,7 +131,7 @@ impl LockedDelivery {
 
     /// Returns the delivery's id.
     pub fn id(&self) -> DeliveryId {
-        delivery_id(self.no, self.created_at)
+        self.id
     }
 
     /// Moves the last attempt from the delivery's row to the table of attempts,

@@ -11,12 +11,13 @@
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio_postgres::Row;
 use tracing::{info, warn};
 
 use super::database_time::{ObservedTime, TimedReading};
@@ -28,6 +29,7 @@ use crate::clock::boot_ms;
 use crate::model::id::EndpointId;
 use crate::model::rate::roughly;
 use crate::model::shard::Shard;
+use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::{ClusterEvent, Error, Result};
 use registration::{parse_snapshot, register};
 
@@ -191,7 +193,7 @@ impl MembershipTask {
         let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
         let (rows, questions) = tokio::join!(
             biased;
-            with_timeout(client.query_typed(include_str!("sql/poll.sql"), &seen)),
+            with_timeout(client.query_typed(&POLL, &seen)),
             with_timeout(client.query_typed(questions, &me)),
         );
         let (rows, questions) = (rows?, questions?);
@@ -200,34 +202,23 @@ impl MembershipTask {
             questions: questions.iter().map(|row| (row.get(0), row.get(1))).collect(),
             ..MembershipChanges::default()
         };
-        for row in &rows {
-            found.version = row.get(1);
-            found.is_something_free = row.get(2);
-            found.is_someone_dead = row.get(3);
-            let nodes = row.get::<_, i64>(4).max(1) as usize;
-            found.nodes_changed |= shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
-            self.is_alone = nodes == 1;
-            let server = Some(row.get::<_, String>(10));
-            if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
-                shared.is_unsure.store(true, Ordering::Release);
-                shared.server_changes.fetch_add(1, Ordering::AcqRel);
-            }
-            if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
-                self.arrived.push(Arrival {
-                    endpoint: EndpointId(id),
-                    no: row.get(6),
-                    due_at: row.get(7),
-                    expiry_check_at: row.get(8),
-                    count: row.get(9),
-                });
-            }
+        let Some(poll) = rows.first().map(PollRow::read) else { return Ok(found) };
+        found.version = poll.version;
+        found.is_something_free = poll.is_something_free;
+        found.is_someone_dead = poll.is_someone_dead;
+        let nodes = poll.nodes.max(1) as usize;
+        found.nodes_changed = shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
+        self.is_alone = nodes == 1;
+        let server = Some(poll.server);
+        if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
+            shared.is_unsure.store(true, Ordering::Release);
+            shared.server_changes.fetch_add(1, Ordering::AcqRel);
         }
-        if let Some(row) = rows.first() {
-            self.seen = parse_snapshot(row.get(0));
-            let reading = TimedReading { asked_ms, database_ms: row.get(11) };
-            if shared.time.observe(reading) == ObservedTime::Step {
-                shared.time.settle_step(shared).await?;
-            }
+        self.arrived.extend(rows.iter().filter_map(arrival));
+        self.seen = parse_snapshot(&poll.snapshot);
+        let reading = TimedReading { asked_ms, database_ms: poll.database_ms };
+        if shared.time.observe(reading) == ObservedTime::Step {
+            shared.time.settle_step(shared).await?;
         }
         Ok(found)
     }
@@ -311,13 +302,42 @@ struct MembershipChanges {
     questions: Vec<(i64, String)>,
 }
 
-/// Deliveries that another node accepted for an endpoint of this node.
-struct Arrival {
-    endpoint: EndpointId,
-    no: i64,
-    due_at: Option<i64>,
-    expiry_check_at: Option<i64>,
-    count: i64,
+row! {
+    /// What a poll reads, in each of its rows.
+    postgres struct PollRow {
+        snapshot: String = "pg_current_snapshot()::text",
+        version: i64 = "c.version",
+        is_something_free: bool = "EXISTS (SELECT FROM posthaste.shards WHERE node IS NULL)",
+        is_someone_dead: bool = "EXISTS (SELECT FROM posthaste.nodes WHERE lease_until < clock_timestamp())",
+        nodes: i64 = "(SELECT count(*) FROM posthaste.nodes)",
+        /// Start time of the server.
+        server: String = "extract(epoch FROM pg_postmaster_start_time())::text",
+        database_ms: i64 = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+        /// Endpoint of the arrival of this row, if it holds one.
+        arrived: Option<i64> = "p.no",
+    }
+}
+
+row! {
+    /// Deliveries that another node accepted for an endpoint of this node.
+    postgres struct Arrival {
+        endpoint: EndpointId = "p.id",
+        no: i64 = "p.no",
+        due_at: Option<i64> = "a.due_at",
+        expiry_check_at: Option<i64> = "a.look_at",
+        count: i64 = "a.arrived",
+    }
+}
+
+static POLL: LazyLock<String> = LazyLock::new(|| {
+    include_str!("sql/poll.sql").replace("{columns}", joined!(", "; PollRow::COLUMNS, Arrival::COLUMNS))
+});
+
+/// Returns the arrival of a row, if it holds one.
+fn arrival(row: &Row) -> Option<Arrival> {
+    let mut column = 0;
+    PollRow::read_next(row, &mut column).arrived?;
+    Some(Arrival::read_next(row, &mut column))
 }
 
 /// Lets the lifecycle answer a question of another node.

@@ -2,14 +2,15 @@
 
 use jiff::Timestamp;
 use tokio_postgres::Row;
-use uuid::Uuid;
 
 use super::PostgresState;
 use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
 use super::read_query::read_rows;
-use super::rows::{FORMAT_CODE_MAX, at, delivery_id, delivery_no, millis, progress_from};
+use super::rows::{FORMAT_CODE_MAX, at, delivery_id, delivery_no, millis};
 use super::transaction::bind;
-use crate::model::id::{EndpointId, TenantId};
+use crate::model::id::TenantId;
+use crate::store::delivery_columns::OverdueColumns;
+use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::{OverdueDelivery, OverduePage, Result, UntriedPage, UntriedQuery};
 
 /// Reads the deliveries of these shards whose expiry is to be checked, the
@@ -21,17 +22,35 @@ pub async fn read_overdue(
     shards: Vec<i16>,
 ) -> Result<OverduePage> {
     let one_more = limit as i64 + 1;
-    let rows = read_rows(shared, include_str!("sql/overdue.sql"), bind![shards, one_more, FORMAT_CODE_MAX]).await?;
+    let sql = include_str!("sql/overdue.sql").replace("{columns}", OverdueRow::COLUMNS);
+    let rows = read_rows(shared, &sql, bind![shards, one_more, FORMAT_CODE_MAX]).await?;
     let mut page = OverduePage::default();
-    for row in &rows {
-        let expiry_check_at: i64 = row.get(14);
-        if expiry_check_at > millis(now) || page.found.len() == limit {
-            page.next_at = Some(at(expiry_check_at));
+    for row in rows.iter().map(OverdueRow::read) {
+        if row.expiry_check_at > millis(now) || page.found.len() == limit {
+            page.next_at = Some(at(row.expiry_check_at));
             break;
         }
-        page.found.push(overdue_from(row, 0));
+        page.found.push(row.delivery.into());
     }
     Ok(page)
+}
+
+row! {
+    /// A delivery whose expiry is to be checked.
+    postgres struct OverdueRow {
+        delivery: OverdueColumns = OverdueColumns::COLUMNS,
+        expiry_check_at: i64 = "d.look_at",
+    }
+}
+
+row! {
+    /// How far a scan has come: every row says it, also one without a delivery.
+    postgres struct UntriedScan {
+        looked: i64 = "w.looked",
+        last_no: i64 = "w.no",
+        last_created_at: i64 = "w.created_at",
+        found: Option<i64> = "d.no",
+    }
 }
 
 /// Largest number of rows that one page of untried deliveries reads.
@@ -52,29 +71,22 @@ pub async fn read_untried(
     let before = millis(query.before);
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let limit = query.limit as i64;
-    let sql = include_str!("sql/untried.sql");
+    let columns = joined!(", "; UntriedScan::COLUMNS, OverdueColumns::COLUMNS);
+    let sql = include_str!("sql/untried.sql").replace("{columns}", columns);
     let rows =
-        read_rows(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX]).await?;
-    let Some(first) = rows.first() else { return Ok(page) };
-    let (looked, last): (i64, _) = (first.get(0), delivery_id(first.get(1), first.get(2)));
-    page.found = rows.iter().filter(|row| is_found(row)).map(|row| overdue_from(row, 3)).collect();
+        read_rows(shared, &sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX]).await?;
+    let Some(scan) = rows.first().map(UntriedScan::read) else { return Ok(page) };
+    page.found = rows.iter().filter_map(untried).collect();
     page.next = match page.found.last() {
         Some(last) if page.found.len() == query.limit => Some(last.id),
-        _ => (looked == ROWS_MAX).then_some(last),
+        _ => (scan.looked == ROWS_MAX).then(|| delivery_id(scan.last_no, scan.last_created_at)),
     };
     Ok(page)
 }
 
-/// Whether a row holds a delivery, and not only the position of the scan.
-fn is_found(row: &Row) -> bool {
-    row.get::<_, Option<i64>>(3).is_some()
-}
-
-fn overdue_from(row: &Row, first: usize) -> OverdueDelivery {
-    OverdueDelivery {
-        id: delivery_id(row.get(first), row.get(first + 1)),
-        endpoint: EndpointId(row.get::<_, Uuid>(first + 2)),
-        expires_at: row.get::<_, Option<i64>>(first + 3).map(at),
-        progress: progress_from(row, first + 4),
-    }
+/// Returns the delivery of a row, if it holds one.
+fn untried(row: &Row) -> Option<OverdueDelivery> {
+    let mut column = 0;
+    UntriedScan::read_next(row, &mut column).found?;
+    Some(OverdueColumns::read_next(row, &mut column).into())
 }

@@ -1,32 +1,40 @@
 //! Compares events with their checksums, and fills in missing checksums, which
 //! older versions did not write.
 
-use bytes::Bytes;
-use tokio_postgres::Row;
-
 use super::PostgresState;
 use super::read_query::read_rows;
-use super::rows::{at, stored_tenant};
 use super::transaction::{bind, with_timeout};
-use crate::model::event::{Event, EventKey, EventType};
-use crate::model::id::EventId;
+use crate::model::id::TenantId;
+use crate::store::event_row::EventRow;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{Result, ScrubStep, Scrubbed};
+
+row! {
+    /// An event that is compared with its checksum.
+    postgres struct ScrubRow {
+        no: i64 = "e.no",
+        tenant: TenantId = "t.id",
+        event: EventRow = EventRow::COLUMNS,
+    }
+}
 
 /// Compares the next events with their checksums.
 pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> {
     let (after, limit) = (step.after.cast_signed(), step.limit as i64);
-    let rows = read_rows(shared, include_str!("sql/scrub.sql"), bind![after, limit]).await?;
+    let sql = include_str!("sql/scrub.sql").replace("{columns}", ScrubRow::COLUMNS);
+    let rows = read_rows(shared, &sql, bind![after, limit]).await?;
     let (mut nos, mut checksums) = (Vec::new(), Vec::new());
     let mut scrubbed = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
-    for row in &rows {
-        let event = event_from(row);
-        match row.get::<_, Option<i64>>(9) {
-            None if !event.is_expunged() => {
-                nos.push(row.get::<_, i64>(0));
-                checksums.push(event.checksum());
-            }
-            stored if event.is_damaged(stored) => scrubbed.damaged.push((event.tenant, event.id)),
-            _ => {}
+    let mut last = None;
+    for row in rows.iter().map(ScrubRow::read) {
+        last = Some(row.no.cast_unsigned());
+        let has_checksum = row.event.checksum.is_some();
+        let (event, is_damaged) = row.event.event(row.tenant);
+        if !has_checksum && !event.is_expunged() {
+            nos.push(row.no);
+            checksums.push(event.checksum());
+        } else if is_damaged {
+            scrubbed.damaged.push((event.tenant, event.id));
         }
     }
     scrubbed.filled = nos.len();
@@ -34,22 +42,6 @@ pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> 
         let client = shared.connection().await?;
         with_timeout(client.execute_typed(include_str!("sql/fill_checksums.sql"), bind![nos, checksums])).await?;
     }
-    let last = rows.last().map(|row| row.get::<_, i64>(0).cast_unsigned());
     scrubbed.next = last.filter(|_| rows.len() == step.limit);
     Ok(scrubbed)
-}
-
-fn event_from(row: &Row) -> Event {
-    Event {
-        tenant: stored_tenant(row.get(1)),
-        id: EventId::from_stored(row.get(2)),
-        event_type: EventType::from_stored(row.get(3)),
-        key: row.get::<_, Option<&str>>(4).map(EventKey::from_stored),
-        timestamp: row.get(5),
-        schema_version: row.get(6),
-        expires_at: None,
-        endpoints: None,
-        accepted_at: at(row.get(7)),
-        data: Bytes::copy_from_slice(row.get(8)),
-    }
 }

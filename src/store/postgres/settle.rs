@@ -8,8 +8,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use tokio::sync::oneshot;
-use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::PostgresState;
@@ -17,8 +17,11 @@ use super::claims::{self, ClaimKey};
 use super::endpoint::store_health;
 use super::group_commit::{BatchJob, BatchResult};
 use super::rows::{delivery_no, millis};
-use super::stored_functions::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
-use super::transaction::{PgTransaction, bind, bound, with_timeout};
+use super::settle_batch::{
+    EndedRow, HOLD_NODE, LOCK_LANES, RecheckRow, RetryBatch, RetryRow, SettleBatch, SettleRow, WaitingRow,
+    write_delivered, write_rechecks, write_retried,
+};
+use super::transaction::{PgTransaction, bound, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{lane, settle_one};
 use crate::model::attempt::Attempt;
@@ -39,6 +42,13 @@ pub struct SettleJob {
     pub settlement: Settlement,
     /// Channel for the answer to the caller.
     pub answer: oneshot::Sender<Result<SettleEffects>>,
+}
+
+impl SettleJob {
+    /// The epoch of its lease, as the tables hold it.
+    fn epoch(&self) -> i64 {
+        self.lease.epoch.0 as i64
+    }
 }
 
 /// Largest number of settlements written one by one in a transaction.
@@ -96,9 +106,13 @@ fn defer_repeated(jobs: &mut Vec<SettleJob>) -> Vec<SettleJob> {
 
 /// How a settlement is written.
 enum SettlePath<'a> {
+    /// With others that were delivered.
     Delivered(&'a Attempt, &'a Progress),
-    Retry(&'a Attempt, &'a Progress),
-    LookAgain(&'a Progress),
+    /// With others that wait again.
+    Retry { attempt: &'a Attempt, progress: &'a Progress, due_at: Timestamp, expiry_check_at: Option<Timestamp> },
+    /// With others whose expiry is checked again.
+    RecheckExpiry,
+    /// By its plan, alone.
     One,
 }
 
@@ -110,12 +124,17 @@ impl<'a> SettlePath<'a> {
             {
                 Self::Delivered(attempt, progress)
             }
-            ClaimOutcome::Attempted { attempt, next: NextState::Waiting { .. }, progress, update, .. }
-                if is_only_health(update) =>
-            {
-                Self::Retry(attempt, progress)
+            ClaimOutcome::Attempted {
+                attempt,
+                next: NextState::Waiting { due_at },
+                progress,
+                update,
+                expiry_check_at,
+                ..
+            } if is_only_health(update) => {
+                Self::Retry { attempt, progress, due_at: *due_at, expiry_check_at: *expiry_check_at }
             }
-            ClaimOutcome::RecheckExpiry { progress, .. } => Self::LookAgain(progress),
+            ClaimOutcome::RecheckExpiry { .. } => Self::RecheckExpiry,
             _ => Self::One,
         }
     }
@@ -130,7 +149,7 @@ fn changes_endpoint(settlement: &Settlement) -> bool {
 async fn settle(shared: &Arc<PostgresState>, jobs: &[SettleJob]) -> Result<Vec<Result<SettleEffects>>> {
     let tx = PgTransaction::open(&shared.pool).await?;
     let mut work = UnitOfWork::new(shared, &tx);
-    let batch = SettleBatch::of(jobs, shared.shard_leases.node());
+    let batch = SettleTransaction::of(jobs, shared.shard_leases.node());
     let Some((ended, waiting)) = batch.write(&mut work).await? else {
         drop(work);
         tx.roll_back().await;
@@ -169,15 +188,14 @@ impl<'a> SettleAnswers<'a> {
 
     /// Answers the jobs whose deliveries left the queue, and lets their lanes
     /// go on.
-    async fn add_ended(&mut self, work: &mut UnitOfWork<'_>, ended: &[Row]) -> Result<()> {
+    async fn add_ended(&mut self, work: &mut UnitOfWork<'_>, ended: &[EndedRow]) -> Result<()> {
         let mut free = free_next(work.tx, ended).await?;
         for row in ended {
-            let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
-            let place = self.places[&no];
+            let (place, endpoint) = (self.places[&row.no], row.endpoint);
             let job = &self.jobs[place];
             work.count_waiting(endpoint, job.lease.shard, -1);
             let mut settled = SettleEffects::default();
-            match row.get::<_, Option<i64>>(3).zip(row.get::<_, Option<bool>>(4)) {
+            match row.next.zip(row.is_next_dead) {
                 None => {}
                 Some((next, false)) => {
                     if let Some(claim) = free.remove(&next) {
@@ -186,8 +204,8 @@ impl<'a> SettleAnswers<'a> {
                     }
                 }
                 Some((dead, true)) => {
-                    let lane: String = row.get(2);
-                    settled.freed = block_behind_dead(work, endpoint, &lane, dead, job).await?;
+                    let lane = row.lane.as_deref().expect("only a lane has a next member");
+                    settled.freed = block_behind_dead(work, endpoint, lane, dead, job).await?;
                 }
             }
             settled.operational_events = std::mem::take(&mut work.operational_events);
@@ -197,51 +215,72 @@ impl<'a> SettleAnswers<'a> {
     }
 
     /// Answers the jobs whose deliveries wait again.
-    fn add_waiting(&mut self, work: &UnitOfWork<'_>, waiting: &[Row]) {
+    fn add_waiting(&mut self, work: &UnitOfWork<'_>, waiting: &[WaitingRow]) {
         for row in waiting {
-            let place = self.places[&row.get::<_, i64>(0)];
+            let place = self.places[&row.no];
             let ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, .. } =
                 self.jobs[place].settlement.outcome
             else {
                 continue;
             };
-            work.becomes_due(row.get(1), millis(due_at));
+            work.becomes_due(row.endpoint, millis(due_at));
             self.all[place] = Some(Ok(SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }));
         }
     }
 }
 
 /// The jobs of one transaction, with their columns.
-struct SettleBatch<'a> {
+struct SettleTransaction<'a> {
     jobs: &'a [SettleJob],
     node: i64,
     nos: Vec<i64>,
     /// Endpoints of the settlements that are written one by one.
     closely: Vec<Uuid>,
-    delivered: SettleColumns,
-    retried: SettleColumns,
+    delivered: SettleBatch,
+    retried: SettleBatch,
+    retries: RetryBatch,
 }
 
-impl<'a> SettleBatch<'a> {
+impl<'a> SettleTransaction<'a> {
     fn of(jobs: &'a [SettleJob], node: i64) -> Self {
-        let delivered = SettleColumns::build_columns(jobs, |kind| match kind {
-            SettlePath::Delivered(attempt, progress) => Some((attempt, progress)),
-            _ => None,
-        });
-        let retried = SettleColumns::build_columns(jobs, |kind| match kind {
-            SettlePath::Retry(attempt, progress) => Some((attempt, progress)),
-            _ => None,
-        });
-        let closely = jobs.iter().filter(|job| matches!(SettlePath::of(&job.settlement), SettlePath::One));
-        let closely = closely.map(|job| job.settlement.endpoint.0).collect();
         let nos = jobs.iter().map(|job| delivery_no(job.settlement.id)).collect();
-        Self { jobs, node, nos, closely, delivered, retried }
+        let mut batch = Self {
+            jobs,
+            node,
+            nos,
+            closely: Vec::new(),
+            delivered: SettleBatch::default(),
+            retried: SettleBatch::default(),
+            retries: RetryBatch::default(),
+        };
+        jobs.iter().for_each(|job| batch.add(job));
+        batch
+    }
+
+    fn add(&mut self, job: &SettleJob) {
+        let settlement = &job.settlement;
+        let row = |at, attempt, progress: &ProgressColumns| {
+            SettleRow::of(delivery_no(settlement.id), job.epoch(), millis(at), attempt, progress)
+        };
+        match SettlePath::of(settlement) {
+            SettlePath::Delivered(attempt, progress) => {
+                self.delivered.push(row(settlement.now, attempt, &progress.into()));
+            }
+            SettlePath::Retry { attempt, progress, due_at, expiry_check_at } => {
+                let progress = ProgressColumns::from(progress);
+                self.retried.push(row(due_at, attempt, &progress));
+                let ProgressColumns { last_delay, max_age, .. } = progress;
+                self.retries.push(RetryRow { last_delay, max_age, expiry_check_at: expiry_check_at.map(millis) });
+            }
+            SettlePath::RecheckExpiry => {}
+            SettlePath::One => self.closely.push(settlement.endpoint.0),
+        }
     }
 
     /// Begins the transaction, and writes the settlements that need no closer
     /// look. Returns the deliveries that left the queue and those that wait
     /// again, or nothing if this node was removed from the cluster.
-    async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<Row>, Vec<Row>)>> {
+    async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<EndedRow>, Vec<WaitingRow>)>> {
         let (tx, begin) = (work.tx, &work.shared.begin);
         let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
         let opening = async {
@@ -251,8 +290,8 @@ impl<'a> SettleBatch<'a> {
             tokio::join!(
                 biased;
                 tx.query(LOCK_LANES.call(), &all),
-                self.delivered.write_delivered(tx, self.node),
-                self.retried.write_retried(tx, self.node),
+                write_delivered(tx, self.node, &self.delivered),
+                write_retried(tx, self.node, &self.retried, &self.retries),
             )
         };
         tokio::pin!(writing);
@@ -289,9 +328,10 @@ impl<'a> SettleBatch<'a> {
 }
 
 /// Reads the claims that their lanes set free, by their numbers.
-async fn free_next(tx: &PgTransaction, ended: &[Row]) -> Result<HashMap<i64, Claim>> {
-    let free = ended.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
-    let wanted: Vec<ClaimKey> = free.map(|row| ClaimKey { no: row.get(3), event: row.get(5) }).collect();
+async fn free_next(tx: &PgTransaction, ended: &[EndedRow]) -> Result<HashMap<i64, Claim>> {
+    let free = ended.iter().filter(|row| row.is_next_dead == Some(false));
+    let wanted: Vec<ClaimKey> =
+        free.filter_map(|row| Some(ClaimKey { no: row.next?, event: row.next_event? })).collect();
     let found = claims::read(tx.client(), &wanted, usize::MAX).await?;
     Ok(found.claims.into_iter().map(|claim| (delivery_no(claim.id), claim)).collect())
 }
@@ -317,30 +357,15 @@ async fn block_behind_dead(
 /// Writes the new times of expiry checks, and answers the jobs that asked for
 /// them.
 async fn set_expiry_checks(tx: &PgTransaction, node: i64, answers: &mut SettleAnswers<'_>) -> Result<()> {
-    let asked: Vec<(&SettleJob, &Progress)> = answers
-        .jobs
-        .iter()
-        .filter_map(|job| match SettlePath::of(&job.settlement) {
-            SettlePath::LookAgain(progress) => Some((job, progress)),
-            _ => None,
-        })
-        .collect();
-    if asked.is_empty() {
-        return Ok(());
-    }
-    let nos: Vec<i64> = asked.iter().map(|(job, _)| delivery_no(job.settlement.id)).collect();
-    let epochs: Vec<i64> = asked.iter().map(|(job, _)| job.lease.epoch.0 as i64).collect();
-    let begun: Vec<i64> = asked.iter().map(|(_, progress)| progress.begun_at.map_or(0, millis)).collect();
-    let attempts: Vec<i32> = asked.iter().map(|(_, progress)| progress.attempts as i32).collect();
-    let times: Vec<i64> = asked
-        .iter()
-        .map(|(job, _)| match &job.settlement.outcome {
-            ClaimOutcome::RecheckExpiry { at, .. } => millis(*at),
-            _ => 0,
-        })
-        .collect();
-    for row in tx.query(include_str!("sql/look_again.sql"), bind![node, nos, epochs, begun, attempts, times]).await? {
-        let place = answers.places[&row.get::<_, i64>(0)];
+    let row = |job: &SettleJob| match &job.settlement.outcome {
+        ClaimOutcome::RecheckExpiry { progress, at } => {
+            Some(RecheckRow::of(delivery_no(job.settlement.id), job.epoch(), progress, millis(*at)))
+        }
+        _ => None,
+    };
+    let rows = answers.jobs.iter().filter_map(row).collect();
+    for no in write_rechecks(tx, node, &rows).await? {
+        let place = answers.places[&no];
         answers.all[place] = Some(Ok(SettleEffects::default()));
     }
     Ok(())
@@ -380,118 +405,5 @@ fn show_health(shared: &PostgresState, all: Vec<(crate::model::id::EndpointId, &
         if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
             index.show_health(id, health.clone());
         }
-    }
-}
-
-/// Settlements of one kind as columns.
-#[derive(Default)]
-struct SettleColumns {
-    no: Vec<i64>,
-    epoch: Vec<i64>,
-    begun_at: Vec<i64>,
-    /// Time at which it finished, or is due again.
-    at: Vec<i64>,
-    record: Vec<String>,
-    attempts: Vec<i32>,
-    attempts_before: Vec<i32>,
-    age_from: Vec<Option<i64>>,
-    held_before: Vec<i64>,
-    not_found: Vec<i32>,
-    no_such_name: Vec<i32>,
-    forbidden_target: Vec<i32>,
-    started_at: Vec<i64>,
-    last_delay: Vec<Option<i64>>,
-    max_age: Vec<Option<i64>>,
-    expiry_check_at: Vec<Option<i64>>,
-}
-
-impl SettleColumns {
-    fn build_columns<'a>(
-        jobs: &'a [SettleJob],
-        pick: impl Fn(SettlePath<'a>) -> Option<(&'a Attempt, &'a Progress)>,
-    ) -> Self {
-        let mut rows = Self::default();
-        for job in jobs {
-            let Some((attempt, progress)) = pick(SettlePath::of(&job.settlement)) else { continue };
-            let (at, expiry_check_at) = match &job.settlement.outcome {
-                ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, expiry_check_at, .. } => {
-                    (*due_at, *expiry_check_at)
-                }
-                _ => (job.settlement.now, None),
-            };
-            rows.no.push(delivery_no(job.settlement.id));
-            rows.epoch.push(job.lease.epoch.0 as i64);
-            rows.at.push(millis(at));
-            rows.record.push(serde_json::to_string(attempt).expect("an attempt is plain data"));
-            rows.started_at.push(millis(attempt.started_at));
-            let budget = ProgressColumns::from(progress);
-            rows.begun_at.push(budget.begun_at);
-            rows.attempts.push(budget.attempts);
-            rows.attempts_before.push(budget.attempts_before);
-            rows.age_from.push(budget.age_from);
-            rows.held_before.push(budget.held_before);
-            rows.not_found.push(budget.not_found);
-            rows.no_such_name.push(budget.no_such_name);
-            rows.forbidden_target.push(budget.forbidden_target);
-            rows.last_delay.push(budget.last_delay);
-            rows.max_age.push(budget.max_age);
-            rows.expiry_check_at.push(expiry_check_at.map(millis));
-        }
-        rows
-    }
-
-    async fn write_delivered(&self, tx: &PgTransaction, node: i64) -> Result<Vec<Row>> {
-        if self.no.is_empty() {
-            return Ok(Vec::new());
-        }
-        tx.query(
-            SETTLE_DELIVERED.call(),
-            bind![
-                node,
-                self.no,
-                self.epoch,
-                self.begun_at,
-                self.at,
-                self.record,
-                self.attempts,
-                self.attempts_before,
-                self.age_from,
-                self.held_before,
-                self.not_found,
-                self.no_such_name,
-                self.forbidden_target,
-                self.started_at,
-            ],
-        )
-        .await
-    }
-
-    async fn write_retried(&self, tx: &PgTransaction, node: i64) -> Result<Vec<Row>> {
-        if self.no.is_empty() {
-            return Ok(Vec::new());
-        }
-        tx.query(
-            SETTLE_RETRY.call(),
-            bind![
-                node,
-                self.no,
-                self.epoch,
-                self.begun_at,
-                self.at,
-                self.record,
-                self.attempts,
-                self.attempts_before,
-                self.age_from,
-                self.held_before,
-                self.not_found,
-                self.no_such_name,
-                self.forbidden_target,
-                self.started_at,
-                self.last_delay,
-                self.max_age,
-                self.expiry_check_at,
-            ],
-        )
-        .await
     }
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
-use uuid::Uuid;
 
 use super::connect::pool_error;
+pub use crate::store::typed_parameter::{SqlParameter, bound};
 use crate::store::{Error, Result};
 
 /// Returns the SQL that begins every transaction. A node that freezes inside
@@ -27,61 +26,9 @@ pub fn begin(lease: Duration) -> String {
 /// Time without an answer after which the server counts as unreachable.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A parameter with its type. Statements are sent with the types of their
-/// parameters, so that no prepared statement is needed.
-pub type SqlParameter<'a> = (&'a (dyn ToSql + Sync), Type);
-
-/// A Rust type that has an SQL type.
-pub trait SqlTyped: ToSql + Sync {
-    /// Returns the SQL type.
-    fn sql() -> Type;
-}
-
-macro_rules! sql_types {
-    ($($rust:ty => $one:ident, $many:ident);* $(;)?) => {$(
-        impl SqlTyped for $rust {
-            fn sql() -> Type {
-                Type::$one
-            }
-        }
-        impl SqlTyped for Option<$rust> {
-            fn sql() -> Type {
-                Type::$one
-            }
-        }
-        impl SqlTyped for Vec<$rust> {
-            fn sql() -> Type {
-                Type::$many
-            }
-        }
-        impl SqlTyped for Vec<Option<$rust>> {
-            fn sql() -> Type {
-                Type::$many
-            }
-        }
-    )*};
-}
-sql_types! {
-    i64 => INT8, INT8_ARRAY;
-    i32 => INT4, INT4_ARRAY;
-    i16 => INT2, INT2_ARRAY;
-    bool => BOOL, BOOL_ARRAY;
-    f64 => FLOAT8, FLOAT8_ARRAY;
-    &str => TEXT, TEXT_ARRAY;
-    String => TEXT, TEXT_ARRAY;
-    &[u8] => BYTEA, BYTEA_ARRAY;
-    Vec<u8> => BYTEA, BYTEA_ARRAY;
-    Uuid => UUID, UUID_ARRAY;
-}
-
-/// Pairs one parameter with its type.
-pub fn bound<T: SqlTyped>(value: &T) -> SqlParameter<'_> {
-    (value, T::sql())
-}
-
 /// Pairs the parameters of a statement with their types.
 macro_rules! bind {
-    ($($value:expr),* $(,)?) => { &[$($crate::store::postgres::transaction::bound(&$value)),*] };
+    ($($value:expr),* $(,)?) => { &[$($crate::store::typed_parameter::bound(&$value)),*] };
 }
 pub(crate) use bind;
 

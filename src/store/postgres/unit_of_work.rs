@@ -6,20 +6,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use uuid::Uuid;
 
 use super::PostgresState;
-use super::accept_batch::{AcceptBatch, IdColumns};
-use super::rows::{delivery_id, millis, stored_tenant};
+use super::accept_batch::AcceptBatch;
+use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
-use crate::model::id::{EndpointId, EventId};
 use crate::model::operational_event::{OperationalEvent, OperationalEventType};
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
-use crate::store::row::row;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
 
 type CommitHook = Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>;
@@ -129,7 +128,7 @@ impl<'a> UnitOfWork<'a> {
             writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
         };
         self.operational_events.push(event_type);
-        let places = writing.write(self.tx, &IdColumns::default(), None, self.shared.shard_leases.node()).await?;
+        let places = writing.write(self.tx, &[], None, self.shared.shard_leases.node()).await?;
         for ((endpoint, shard), more) in writing.counts() {
             self.count_waiting(endpoint, shard, more);
         }
@@ -177,28 +176,13 @@ row! {
     postgres struct SubjectRow from "FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
              JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
          WHERE d.no = $1" {
-        tenant: String = "t.id",
-        endpoint: Uuid = "p.id",
-        created_at: i64 = "d.created_at",
-        key: Option<String> = "e.key",
-        event: String = "e.id",
-        event_type: String = "e.type",
-        attempts: i32 = "d.attempts",
+        subject: SubjectColumns = SubjectColumns::COLUMNS,
     }
 }
 
 /// Reads what operational events say of a delivery. Returns nothing for the
 /// system tenant, about whose deliveries there are no operational events.
 pub async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
-    let found = tx.query_opt(SubjectRow::SQL, bind![no]).await?.map(|row| SubjectRow::read(&row));
-    let subject = found.map(|row| EventSubject {
-        tenant: stored_tenant(&row.tenant),
-        endpoint: EndpointId(row.endpoint),
-        delivery: delivery_id(no, row.created_at),
-        key: row.key,
-        event: EventId::from_stored(&row.event),
-        event_type: row.event_type,
-        attempts: row.attempts.max(0) as u32,
-    });
-    Ok(subject.filter(|subject| !subject.tenant.is_system()))
+    let found = tx.query_opt(SubjectRow::SQL, bind![no]).await?;
+    Ok(found.and_then(|row| SubjectRow::read(&row).subject.subject(no)))
 }

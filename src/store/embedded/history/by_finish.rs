@@ -1,8 +1,8 @@
 //! Lists the deliveries that finished in a span of time, the latest first.
 
-use rusqlite::{Connection, Row};
+use rusqlite::Connection;
 
-use super::{ROWS_PER_PAGE_MAX, delivery_from, delivery_sql, is_match, numbers_of};
+use super::{ROWS_PER_PAGE_MAX, delivery_if, delivery_sql, numbers_of};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::TenantId;
@@ -34,8 +34,7 @@ pub fn finished_deliveries(
         let Some(row) = finished.next()? else { break };
         let position = FinishPosition { finished_at: row.get(1)?, no: row.get(0)? };
         last = Some(position);
-        let read = |row: &Row<'_>| is_match(row, ask)?.then(|| delivery_from(row)).transpose();
-        page.data.extend(one.query_row([position.no], read)?);
+        page.data.extend(one.query_row([position.no], |row| delivery_if(row, |listed| listed.is_match(ask)))?);
     }
     Ok(page)
 }

@@ -1,8 +1,7 @@
 //! Lists the deliveries that finished in a span of time, the latest first.
 
-use tokio_postgres::Row;
-
-use super::deliveries::{FINISHED_AT, LOOKED, any_endpoint_no, columns_of, complete};
+use super::deliveries::{ListedDelivery, any_endpoint_no, columns_of, complete, read_found};
+use super::walk::ScannedRows;
 use super::{ROWS_PER_PAGE_MAX, bound_of};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
@@ -36,7 +35,7 @@ pub async fn list(
     let Some(states) = states_of(filter).filter(|_| page.limit > 0) else { return Ok(nothing) };
     let list = FinishedList { tenant: tenant_no, endpoint, filter, states };
     let (rows, next) = list.page(shared, position, page.limit).await?;
-    Ok(ListPage { data: complete(shared, tenant, &rows).await?, next: next.map(FinishPosition::cursor) })
+    Ok(ListPage { data: complete(shared, tenant, rows).await?, next: next.map(FinishPosition::cursor) })
 }
 
 /// The filter of a list, with numbers instead of ids.
@@ -54,27 +53,23 @@ impl FinishedList<'_> {
         shared: &PostgresState,
         mut position: FinishPosition,
         limit: usize,
-    ) -> Result<(Vec<Row>, Option<FinishPosition>)> {
-        let mut rows: Vec<Row> = Vec::new();
+    ) -> Result<(Vec<ListedDelivery>, Option<FinishPosition>)> {
+        let mut rows: Vec<ListedDelivery> = Vec::new();
         let mut left = ROWS_PER_PAGE_MAX;
         loop {
             let wanted = limit - rows.len();
             let look = wanted.max(LOOK_MIN).min(left);
-            let read = self.read(shared, position, look, wanted).await?;
-            let Some(first) = read.first() else { return Ok((rows, None)) };
-            let looked = first.get::<_, i64>(LOOKED).max(0) as usize;
-            let lowest = first.get::<_, Option<i64>>(LOOKED + 1).zip(first.get::<_, Option<i64>>(LOOKED + 2));
-            // If nothing matched, one row still says how far the list came.
-            rows.extend(read.into_iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()));
+            let scanned = self.read(shared, position, look, wanted, &mut rows).await?;
             if rows.len() == limit {
-                let last = rows.last().map(|row| FinishPosition { finished_at: row.get(FINISHED_AT), no: row.get(0) });
+                let last = rows.last().map(|row| &row.delivery);
+                let last = last.and_then(|row| Some(FinishPosition { finished_at: row.finished_at?, no: row.no }));
                 return Ok((rows, last));
             }
-            match lowest {
-                Some((no, finished_at)) if looked == look => position = FinishPosition { finished_at, no },
+            match scanned.lowest.zip(scanned.oldest) {
+                Some((no, finished_at)) if scanned.rows == look => position = FinishPosition { finished_at, no },
                 _ => return Ok((rows, None)),
             }
-            left -= looked;
+            left -= scanned.rows;
             if left == 0 {
                 return Ok((rows, Some(position)));
             }
@@ -82,15 +77,17 @@ impl FinishedList<'_> {
     }
 
     /// Reads the matching deliveries among the next `look` behind a position.
+    /// Returns how far the list has come.
     async fn read(
         &self,
         shared: &PostgresState,
         position: FinishPosition,
         look: usize,
         wanted: usize,
-    ) -> Result<Vec<Row>> {
+        rows: &mut Vec<ListedDelivery>,
+    ) -> Result<ScannedRows> {
         let filter = self.filter;
-        let sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace(":states", self.states);
+        let sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace("{states}", self.states);
         let from = bound_of(filter.finished_since).unwrap_or(i64::MIN);
         let (look, wanted) = (look as i64, wanted as i64);
         let cause = filter.cause.map(|cause| cause_code(cause) as i16);
@@ -109,7 +106,7 @@ impl FinishedList<'_> {
             since,
             until
         ];
-        read_rows(shared, &sql, bound).await
+        Ok(read_found(&read_rows(shared, &sql, bound).await?, rows))
     }
 }
 

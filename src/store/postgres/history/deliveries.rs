@@ -4,21 +4,19 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use tokio_postgres::Row;
-use uuid::Uuid;
 
-use super::walk::{ListWalk, ScannedRows, WalkStep};
-use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no, parse};
-use crate::model::attempt::Attempt;
+use super::walk::{ListWalk, ScanColumns, ScannedRows, WalkStep};
+use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::{read_both, read_one, read_rows};
-use crate::store::postgres::rows::{
-    at, cause_code, cause_of, count, delivery_id, delivery_no, format_of, progress_from, state_code, state_of,
-};
+use crate::store::postgres::rows::{cause_code, delivery_no, state_code};
 use crate::store::postgres::transaction::bind;
-use crate::store::{ListPage, PageRequest, Result};
+use crate::store::row::{PostgresColumns, row};
+use crate::store::{Error, ListPage, PageRequest, Result};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -63,23 +61,40 @@ fn source(query: &DeliveryFilter) -> String {
     }
 }
 
-/// The columns that are read of a delivery `d` and its endpoint `p`.
-const COLUMNS: &str = "d.no, d.created_at, d.event, p.id, d.seq, d.state, d.cause, d.behind, d.due_at, \
-    d.first_attempt_at, d.finished_at, p.deleted_at, d.last, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble, \
-    d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target, \
-    coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age, d.format";
-/// Position of `finished_at` among those columns.
-pub const FINISHED_AT: usize = 10;
-/// Number of those columns; the columns of [`ScannedRows`] follow them.
-pub const LOOKED: usize = 29;
+row! {
+    /// A delivery as it is listed, before its event and last attempt are read.
+    pub postgres struct ListedDelivery {
+        /// What is shown of it.
+        delivery: ShownColumns = ShownColumns::COLUMNS,
+        /// Number of its event.
+        event: i64 = "d.event",
+        /// Record of the last attempt, if the delivery's row holds it.
+        last: Option<String> = "d.last",
+    }
+}
 
-/// Fills in the columns that are read of a delivery.
+/// Fills in the columns that are read of a delivery, and those that say how far
+/// a list has come.
 pub fn columns_of(sql: &str) -> String {
-    sql.replace(":columns", COLUMNS)
+    sql.replace("{columns}", ListedDelivery::COLUMNS).replace("{scan}", ScanColumns::COLUMNS)
+}
+
+/// Reads the rows of a statement of which each says how far the list has come,
+/// also if nothing was found.
+pub fn read_found(read: &[Row], found: &mut Vec<ListedDelivery>) -> ScannedRows {
+    let mut scanned = ScannedRows::default();
+    for row in read {
+        let mut column = 0;
+        scanned = ScanColumns::read_next(row, &mut column).into();
+        if Option::<i64>::read_next(row, &mut column).is_some() {
+            found.push(ListedDelivery::read_next(row, &mut column));
+        }
+    }
+    scanned
 }
 
 fn statement(sql: &str, source: &str) -> String {
-    columns_of(sql).replace("FROM :source", &format!("FROM {source}"))
+    columns_of(sql).replace("{source}", source)
 }
 
 /// Returns a page of a tenant's deliveries, newest first.
@@ -103,7 +118,7 @@ pub async fn list(
         return Ok(found);
     }
     let list = DeliveryListKind { tenant: tenant_no, endpoint, query };
-    let mut rows = Vec::new();
+    let mut rows: Vec<ListedDelivery> = Vec::new();
     let mut walk = ListWalk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
     loop {
         let wanted = page.limit - rows.len();
@@ -114,7 +129,7 @@ pub async fn list(
             list.all(shared, &walk, look, wanted, &mut rows).await?
         };
         if rows.len() == page.limit {
-            found.next = rows.last().map(|row| row.get::<_, i64>(0).to_string());
+            found.next = rows.last().map(|row| row.delivery.no.to_string());
             break;
         }
         match walk.step(look, looked) {
@@ -126,7 +141,7 @@ pub async fn list(
             WalkStep::End => break,
         }
     }
-    found.data = complete(shared, tenant, &rows).await?;
+    found.data = complete(shared, tenant, rows).await?;
     Ok(found)
 }
 
@@ -154,19 +169,20 @@ impl DeliveryListKind<'_> {
         walk: &ListWalk,
         look: usize,
         wanted: usize,
-        rows: &mut Vec<Row>,
+        rows: &mut Vec<ListedDelivery>,
     ) -> Result<ScannedRows> {
         let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query));
         let look = look as i64;
         let read = read_rows(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
+        let read: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
         let looked = ScannedRows {
             rows: read.len(),
-            lowest: read.last().map(|row| row.get(0)),
-            oldest: read.iter().map(|row| row.get(1)).min(),
+            lowest: read.last().map(|row| row.delivery.no),
+            oldest: read.iter().map(|row| row.delivery.created_at).min(),
         };
-        let matches = |row: &Row| {
-            let created_at = row.get::<_, i64>(1);
-            self.query.state.is_none_or(|state| shown_state(row).is_ok_and(|(shown, _)| shown == state))
+        let matches = |row: &ListedDelivery| {
+            let created_at = row.delivery.created_at;
+            self.query.state.is_none_or(|state| row.delivery.shown_state().is_ok_and(|(shown, _)| shown == state))
                 && bound_of(self.query.since).is_none_or(|since| created_at >= since)
                 && bound_of(self.query.until).is_none_or(|until| created_at < until)
         };
@@ -181,7 +197,7 @@ impl DeliveryListKind<'_> {
         walk: &ListWalk,
         look: usize,
         wanted: usize,
-        rows: &mut Vec<Row>,
+        rows: &mut Vec<ListedDelivery>,
     ) -> Result<ScannedRows> {
         let query = self.query;
         let sql = statement(include_str!("../sql/matching_deliveries.sql"), &source(query));
@@ -204,17 +220,7 @@ impl DeliveryListKind<'_> {
             until
         ];
         let read = read_rows(shared, &sql, bound).await?;
-        let looked = match read.first() {
-            None => ScannedRows { rows: 0, lowest: None, oldest: None },
-            Some(row) => ScannedRows {
-                rows: row.get::<_, i64>(LOOKED).max(0) as usize,
-                lowest: row.get(LOOKED + 1),
-                oldest: row.get(LOOKED + 2),
-            },
-        };
-        // If nothing matched, one row still says how far the walk came.
-        rows.extend(read.into_iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()));
-        Ok(looked)
+        Ok(read_found(&read, rows))
     }
 }
 
@@ -237,7 +243,7 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
     let (count, endpoint) = (numbers.end - numbers.start, None::<i64>);
     let rows = read_rows(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
-    complete(shared, tenant, &rows).await
+    complete(shared, tenant, rows.iter().map(ListedDelivery::read).collect()).await
 }
 
 /// Returns the number of a tenant's endpoint, deleted or not.
@@ -248,75 +254,39 @@ pub async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId
 
 /// Reads the events and last attempts of deliveries, and builds the deliveries
 /// from all of it. Deliveries that were forgotten since are left out.
-pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
+pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: Vec<ListedDelivery>) -> Result<Vec<Delivery>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let mut events: Vec<i64> = rows.iter().map(|row| row.get(2)).collect();
+    let mut events: Vec<i64> = rows.iter().map(|row| row.event).collect();
     events.dedup();
     let (tried, numbers): (Vec<i64>, Vec<i32>) = rows
         .iter()
-        .filter(|row| row.get::<_, i32>(18) > 0 && row.get::<_, Option<&str>>(12).is_none())
-        .map(|row| (row.get::<_, i64>(0), row.get::<_, i32>(18)))
+        .filter(|row| row.delivery.progress.attempts > 0 && row.last.is_none())
+        .map(|row| (row.delivery.no, row.delivery.progress.attempts))
         .unzip();
-    let events_sql = include_str!("../sql/events_of.sql");
+    let events_sql = include_str!("../sql/events_of.sql").replace("{columns}", EventOfDelivery::COLUMNS);
     let (events, attempts) = if tried.is_empty() {
-        (read_rows(shared, events_sql, bind![events]).await?, Vec::new())
+        (read_rows(shared, &events_sql, bind![events]).await?, Vec::new())
     } else {
         let attempts_sql = include_str!("../sql/last_attempts.sql");
-        read_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
+        read_both(shared, (&events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
     };
-    let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
+    let events: HashMap<i64, ShownEvent> =
+        events.iter().map(EventOfDelivery::read).map(|row| (row.no, row.event)).collect();
     let attempts: HashMap<i64, &str> = attempts.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let shown = |row: &Row| {
-        let event = events.get(&row.get::<_, i64>(2))?;
-        let last = row.get::<_, Option<&str>>(12).or_else(|| attempts.get(&row.get::<_, i64>(0)).copied());
-        Some(delivery_from(row, tenant, event, last))
+    let shown = |row: ListedDelivery| {
+        let event = events.get(&row.event)?.clone();
+        let last = row.last.as_deref().or_else(|| attempts.get(&row.delivery.no).copied());
+        Some(row.delivery.delivery(tenant.clone(), event, last).map_err(Error::UnknownCode))
     };
-    rows.iter().filter_map(shown).collect()
+    rows.into_iter().filter_map(shown).collect()
 }
 
-fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) -> Result<Delivery> {
-    let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
-    let (last_status, last_error, body_sha256) = match last.map(parse::<Attempt>) {
-        Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
-        None => (None, None, None),
-    };
-    let (state, finished_at) = shown_state(row)?;
-    Ok(Delivery {
-        id: delivery_id(no, created_at),
-        tenant: tenant.clone(),
-        event_id: EventId::from_stored(event.get(1)),
-        event_type: event.get(2),
-        endpoint_id: EndpointId(row.get::<_, Uuid>(3)),
-        key: event.get(3),
-        lane: row.get(13),
-        seq: row.get::<_, Option<i64>>(4).map(|seq| seq as u64),
-        state,
-        cause: row.get::<_, Option<i16>>(6).map(|code| cause_of(code.into())).transpose()?,
-        is_behind: row.get(7),
-        due_at: at(row.get(8)),
-        is_urgent: row.get(14),
-        expires_at: row.get::<_, Option<i64>>(15).map(at),
-        internal_errors: count(row, 16),
-        internal_error: row.get(17),
-        format: format_of(row.get::<_, i16>(28).into())?,
-        progress: progress_from(row, 18),
-        created_at: at(created_at),
-        first_attempt_at: row.get::<_, Option<i64>>(9).map(at),
-        finished_at: finished_at.map(at),
-        last_status,
-        last_error,
-        body_sha256,
-    })
-}
-
-/// Returns the state that is shown, and when it was reached. A delivery that
-/// waits for a deleted endpoint counts as cancelled, swept yet or not.
-fn shown_state(row: &Row) -> Result<(DeliveryState, Option<i64>)> {
-    let deleted_at: Option<i64> = row.get(11);
-    Ok(match (state_of(row.get::<_, i16>(5).into())?, deleted_at) {
-        (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
-        (state, _) => (state, row.get(10)),
-    })
+row! {
+    /// An event as it is shown with its deliveries, with its number.
+    postgres struct EventOfDelivery {
+        no: i64 = "e.no",
+        event: ShownEvent = ShownEvent::COLUMNS,
+    }
 }

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 
 use crate::store::postgres::rows::millis;
 use crate::store::postgres::snowflake::first_of;
+use crate::store::row::row;
 
 /// Numbers below this come from an embedded store that was moved to PostgreSQL.
 /// They hold no time, and are older than all others.
@@ -36,8 +37,26 @@ pub struct ListWalk {
     look: usize,
 }
 
+row! {
+    /// The rows that a statement scanned, as each of its rows says it.
+    pub postgres struct ScanColumns {
+        /// Number of rows.
+        rows: i64 = "w.looked",
+        /// The lowest number of a scanned row.
+        lowest: Option<i64> = "w.lowest",
+        /// The earliest time of a scanned row.
+        oldest: Option<i64> = "w.oldest",
+    }
+}
+
+impl From<ScanColumns> for ScannedRows {
+    fn from(scan: ScanColumns) -> Self {
+        Self { rows: scan.rows.max(0) as usize, lowest: scan.lowest, oldest: scan.oldest }
+    }
+}
+
 /// The rows that one statement scanned.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ScannedRows {
     /// Number of rows.
     pub rows: usize,

@@ -13,7 +13,7 @@
 --
 -- $1 tenant, $2 the lowest number, $3 below this number, $4 how many,
 -- $5 endpoint
-SELECT :columns
-FROM (SELECT d.* FROM :source LIMIT $4) d
+SELECT {columns}
+FROM (SELECT d.* FROM {source} LIMIT $4) d
 CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
 ORDER BY d.no DESC

@@ -12,10 +12,10 @@
 WITH chosen AS MATERIALIZED (
     SELECT i.event FROM posthaste.ids i WHERE i.tenant = $1 AND i.id = $2
 )
-SELECT :columns FROM posthaste.events e
+SELECT {columns} FROM posthaste.events e
 WHERE e.no = (SELECT event FROM chosen) AND e.tenant = $1 AND e.id = $2
 UNION ALL
-(SELECT :columns FROM posthaste.events e
+(SELECT {columns} FROM posthaste.events e
  WHERE NOT EXISTS (SELECT 1 FROM chosen) AND e.tenant = $1 AND e.no >= $3 AND e.no < $4 AND e.id = $2
  ORDER BY e.no LIMIT 1)
 LIMIT 1

@@ -26,9 +26,7 @@ WITH looked AS MATERIALIZED (
     SELECT m.no FROM (SELECT no, sum(bytes) OVER (ORDER BY no DESC) - bytes AS before FROM matching) m
     WHERE m.before < $10
 )
-SELECT w.looked, w.lowest, w.oldest,
-       e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data,
-       e.expires_at, e.checksum, e.withheld
+SELECT {columns}
 FROM (SELECT count(*) AS looked, min(no) AS lowest, min(accepted_at) AS oldest FROM looked) w
 LEFT JOIN found f ON true
 LEFT JOIN LATERAL (SELECT e.* FROM posthaste.events e WHERE e.no = f.no LIMIT 1) e ON true

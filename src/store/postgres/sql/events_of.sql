@@ -5,4 +5,4 @@
 -- Served by: the primary key of events, in the days that hold the numbers.
 --
 -- $1 events
-SELECT e.no, e.id, e.type, e.key FROM posthaste.events e WHERE e.no = ANY ($1)
+SELECT {columns} FROM posthaste.events e WHERE e.no = ANY ($1)

@@ -16,10 +16,10 @@
 -- $10 key, $11 created at or after, $12 created before
 WITH looked AS MATERIALIZED (
     SELECT d.* FROM posthaste.deliveries d
-    WHERE d.tenant = ANY (ARRAY[$1]) AND d.finished_at >= $2 AND (d.finished_at, d.no) < ($3, $4) AND :states
+    WHERE d.tenant = ANY (ARRAY[$1]) AND d.finished_at >= $2 AND (d.finished_at, d.no) < ($3, $4) AND {states}
     ORDER BY d.tenant DESC, d.finished_at DESC, d.no DESC LIMIT $5
 ), found AS (
-    SELECT :columns
+    SELECT {columns}
     FROM looked d
     CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
     CROSS JOIN LATERAL (SELECT e.type, e.key FROM posthaste.events e WHERE e.no = d.event LIMIT 1) e
@@ -31,7 +31,7 @@ WITH looked AS MATERIALIZED (
       AND ($12::bigint IS NULL OR d.created_at < $12)
     ORDER BY d.finished_at DESC, d.no DESC LIMIT $6
 )
-SELECT f.*, w.looked, w.lowest, w.oldest
+SELECT {scan}, f.no, f.*
 FROM (SELECT count(*) AS looked, (array_agg(no ORDER BY finished_at, no))[1] AS lowest, min(finished_at) AS oldest
       FROM looked) w
 LEFT JOIN found f ON true

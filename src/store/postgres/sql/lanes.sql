@@ -23,9 +23,12 @@ WITH looked AS MATERIALIZED (
     WHERE h.is_dead OR NOT $5
     ORDER BY l.lane LIMIT $4
 )
-SELECT w.looked, w.last, f.lane, f.head, f.created_at, f.is_dead, f.head_since,
-       (SELECT count(*) FROM posthaste.queue q WHERE q.endpoint = f.endpoint AND q.lane = f.lane AND NOT q.passed)
-       + (SELECT count(*) FROM posthaste.dead d WHERE d.endpoint = f.endpoint AND d.lane = f.lane AND NOT d.passed)
+SELECT {columns}
 FROM (SELECT count(*) AS looked, max(lane) AS last FROM looked) w
-LEFT JOIN found f ON true
+LEFT JOIN (
+    SELECT f.*,
+           (SELECT count(*) FROM posthaste.queue q WHERE q.endpoint = f.endpoint AND q.lane = f.lane AND NOT q.passed)
+           + (SELECT count(*) FROM posthaste.dead d WHERE d.endpoint = f.endpoint AND d.lane = f.lane AND NOT d.passed)
+           AS members
+    FROM found f) f ON true
 ORDER BY f.lane

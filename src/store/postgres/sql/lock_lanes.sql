@@ -6,5 +6,5 @@
 -- the primary keys of queue and lanes.
 SELECT l.head FROM posthaste.lanes l
 WHERE (l.endpoint, l.lane) IN (SELECT q.endpoint, q.lane FROM posthaste.queue q
-                               WHERE q.no = ANY($1) AND q.lane IS NOT NULL AND NOT q.passed)
+                               WHERE q.no = ANY({deliveries}) AND q.lane IS NOT NULL AND NOT q.passed)
 ORDER BY l.endpoint, l.lane FOR UPDATE

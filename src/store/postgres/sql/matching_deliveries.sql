@@ -12,9 +12,9 @@
 -- $5 endpoint, $6 how many to find, $7 state as shown, $8 cause, $9 type,
 -- $10 key, $11 created at or after, $12 created before
 WITH looked AS MATERIALIZED (
-    SELECT d.* FROM :source LIMIT $4
+    SELECT d.* FROM {source} LIMIT $4
 ), found AS (
-    SELECT :columns
+    SELECT {columns}
     FROM looked d
     CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
     CROSS JOIN LATERAL (SELECT e.type, e.key FROM posthaste.events e WHERE e.no = d.event LIMIT 1) e
@@ -27,7 +27,7 @@ WITH looked AS MATERIALIZED (
       AND ($12::bigint IS NULL OR d.created_at < $12)
     ORDER BY d.no DESC LIMIT $6
 )
-SELECT f.*, w.looked, w.lowest, w.oldest
+SELECT {scan}, f.no, f.*
 FROM (SELECT count(*) AS looked, min(no) AS lowest, min(created_at) AS oldest FROM looked) w
 LEFT JOIN found f ON true
 ORDER BY f.no DESC

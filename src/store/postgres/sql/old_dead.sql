@@ -6,6 +6,6 @@
 --
 -- $1 died before this, $2 and $3 after the one that died at this time and has
 -- this number, $4 how many
-SELECT d.no, d.finished_at, d.endpoint, d.lane, d.passed FROM posthaste.dead d
+SELECT {columns} FROM posthaste.dead d
 WHERE d.finished_at < $1 AND d.finished_at >= $2 AND (d.finished_at, d.no) > ($2, $3)
 ORDER BY d.finished_at, d.no LIMIT $4

@@ -7,10 +7,7 @@
 -- Served by: queue_overdue, from its beginning.
 --
 -- $1 shards, $2 how many, $3 the highest format that is known
-SELECT d.no, d.created_at, p.id, d.expires_at,
-       d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target,
-       coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age,
-       d.look_at
+SELECT {columns}
 FROM posthaste.queue d
 CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
 WHERE d.look_at IS NOT NULL AND d.shard = ANY ($1) AND p.deleted_at IS NULL AND d.format <= $3

@@ -14,12 +14,7 @@
 --
 -- $1 end of the last snapshot, $2 transactions that were running then, $3 this
 -- node, $4 its shards
-SELECT pg_current_snapshot()::text, c.version,
-       EXISTS (SELECT FROM posthaste.shards WHERE node IS NULL),
-       EXISTS (SELECT FROM posthaste.nodes WHERE lease_until < clock_timestamp()),
-       (SELECT count(*) FROM posthaste.nodes),
-       p.id, p.no, a.due_at, a.look_at, a.arrived, extract(epoch FROM pg_postmaster_start_time())::text,
-       (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+SELECT {columns}
 FROM posthaste.catalogue c LEFT JOIN (
     SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.look_at) AS look_at, count(*) AS arrived
     FROM posthaste.queue q

@@ -7,7 +7,7 @@
 -- Sizes are added up without reading the data.
 --
 -- $1 events, $2 how many bytes of data
-SELECT s.no, s.id, s.type, s.key, s.timestamp, s.schema_version, s.accepted_at, s.data, s.checksum
+SELECT {columns}
 FROM (SELECT e.*, sum(octet_length(e.data)) OVER (ORDER BY array_position($1, e.no)) - octet_length(e.data) AS before
-      FROM posthaste.events e WHERE e.no = ANY ($1)) s
-WHERE s.before < $2 OR s.before = 0
+      FROM posthaste.events e WHERE e.no = ANY ($1)) e
+WHERE e.before < $2 OR e.before = 0

@@ -5,6 +5,6 @@
 -- Served by: the primary key of events, merged over the days.
 --
 -- $1 after this number, $2 how many
-SELECT e.no, t.id, e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data, e.checksum
+SELECT {columns}
 FROM posthaste.events e JOIN posthaste.tenants t ON t.no = e.tenant
 WHERE e.no > $1 ORDER BY e.no LIMIT $2

@@ -8,18 +8,15 @@
 -- already (lock_lanes). Served by the primary keys of queue, lanes and shards,
 -- and by queue_by_lane and dead_by_lane for the next of a lane.
 WITH said AS (
-    SELECT * FROM unnest($2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int4[], $8::int4[], $9::int8[],
-                         $10::int8[], $11::int4[], $12::int4[], $13::int4[], $14::int8[])
-        AS s (no, epoch, begun_at, finished_at, last, attempts, attempts_before, age_from, held_before, not_found,
-              no_such_name, forbidden_target, started_at)
+    SELECT * FROM unnest({settled}) AS s ({settled.columns})
 ), gone AS (
     DELETE FROM posthaste.queue q USING said s
     WHERE q.no = s.no
-      AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = $1)
+      AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at
     RETURNING q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, q.passed,
               q.expires_at, q.replayed_at, q.first_attempt_at, q.stumbles, q.stumble, q.due_at,
-              s.finished_at, s.last, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
+              s.at AS finished_at, s.record AS last, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
               s.no_such_name, s.forbidden_target, s.started_at
 ), kept AS (
     INSERT INTO posthaste.finished (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
@@ -49,4 +46,4 @@ WITH said AS (
 ), freed AS (
     UPDATE posthaste.queue q SET behind = false FROM next n WHERE q.no = n.next AND NOT n.is_dead
 )
-SELECT n.no, n.endpoint, n.lane, n.next, n.is_dead, n.event FROM next n
+SELECT {columns} FROM next n

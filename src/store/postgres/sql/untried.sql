@@ -20,10 +20,8 @@ WITH looked AS MATERIALIZED (
       AND coalesce(d.replayed_at, d.created_at) < $7 AND d.format <= $8
     ORDER BY d.no LIMIT $5
 )
-SELECT w.looked, w.no, w.created_at,
-       d.no, d.created_at, d.endpoint_id, d.expires_at,
-       d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target,
-       coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age
+SELECT {columns}
 FROM (SELECT count(*) OVER () AS looked, l.no, l.created_at FROM looked l ORDER BY l.no DESC LIMIT 1) w
 LEFT JOIN found d ON true
+LEFT JOIN LATERAL (SELECT d.endpoint_id AS id) p ON true
 ORDER BY d.no

@@ -1,0 +1,169 @@
+//! The columns of tenants, endpoints, secrets and tokens that both stores read
+//! alike, and what is built from them. The tables are called `t`, `p`, `s` and
+//! `k` in every query.
+
+use super::catalog_json::from_json;
+use super::codes::at;
+use super::row::row;
+use super::seal::{Seal, SealError, about_secret, about_settings, about_urls};
+use crate::model::endpoint::{Endpoint, EndpointCeiling, EndpointSettings, Secret};
+use crate::model::health::EndpointHealth;
+use crate::model::id::{EndpointId, SecretId, TenantId, TokenId};
+use crate::model::tenant::Tenant;
+use crate::model::token::Token;
+use crate::model::url_versions::UrlVersions;
+
+row! {
+    /// The row of a tenant.
+    pub both struct TenantColumns {
+        /// Number of the tenant.
+        no: i64 = "t.no",
+        /// Id of the tenant.
+        id: TenantId = "t.id",
+        /// Name for people.
+        name: String = "t.name",
+        /// Defaults of its endpoints, as JSON.
+        defaults: String = "t.defaults",
+        /// Its quota, as JSON.
+        quota: String = "t.quota",
+        /// Its limits, as JSON.
+        limits: String = "t.limits",
+        /// Time of creation.
+        created_at: i64 = "t.created_at",
+    }
+}
+
+impl TenantColumns {
+    /// Returns the tenant.
+    pub fn tenant(self) -> Tenant {
+        Tenant {
+            id: self.id,
+            name: self.name,
+            defaults: from_json(&self.defaults),
+            quota: from_json(&self.quota),
+            limits: from_json(&self.limits),
+            created_at: at(self.created_at),
+        }
+    }
+}
+
+row! {
+    /// The row of an endpoint. The stores keep its health in different tables.
+    pub both struct EndpointColumns {
+        /// Number of the endpoint.
+        no: i64 = "p.no",
+        /// Id of the endpoint.
+        id: EndpointId = "p.id",
+        /// Settings of the endpoint, sealed.
+        settings: Vec<u8> = "p.settings",
+        /// Status of the endpoint, as JSON.
+        status: String = "p.standing",
+        /// Time until which it is left alone.
+        quiet_until: Option<i64> = "p.quiet_until",
+        /// Time of the last mail about it.
+        mailed_at: Option<i64> = "p.mailed_at",
+        /// Time of creation.
+        created_at: i64 = "p.created_at",
+        /// Time of the last change.
+        updated_at: i64 = "p.updated_at",
+        /// Sealed URLs that it has had; older versions stored none.
+        urls: Option<Vec<u8>> = "p.urls",
+    }
+}
+
+impl EndpointColumns {
+    /// Returns the endpoint without its secrets. Fails if it was sealed under
+    /// another key.
+    pub fn endpoint(self, seal: &Seal, tenant: TenantId, health: EndpointHealth) -> Result<Endpoint, SealError> {
+        let id = self.id;
+        let seal_error = || SealError(format!("what is kept of endpoint {id}"));
+        let settings = seal.open(&about_settings(id), &self.settings).ok_or_else(seal_error)?;
+        let settings: EndpointSettings = from_json(&settings);
+        let urls = match self.urls {
+            None => UrlVersions::first(&settings.url),
+            Some(sealed) => {
+                let urls = seal.open(&about_urls(id), &sealed).ok_or_else(seal_error)?;
+                from_json::<UrlVersions>(&urls).with(&settings.url)
+            }
+        };
+        Ok(Endpoint {
+            id,
+            tenant,
+            urls,
+            ceiling: EndpointCeiling::default(),
+            policy: settings.retry.filled(),
+            settings,
+            status: from_json(&self.status),
+            secrets: Vec::new(),
+            created_at: at(self.created_at),
+            updated_at: at(self.updated_at),
+            quiet_until: self.quiet_until.map(at),
+            health,
+            mailed_at: self.mailed_at.map(at),
+        })
+    }
+}
+
+row! {
+    /// The row of a secret.
+    pub both struct SecretColumns {
+        /// Number of its endpoint.
+        endpoint: i64 = "s.endpoint",
+        /// Id of the secret.
+        id: SecretId = "s.id",
+        /// Both keys, sealed.
+        sealed: Vec<u8> = "s.sealed",
+        /// Time of creation.
+        created_at: i64 = "s.created_at",
+        /// Time at which it stops signing.
+        expires_at: Option<i64> = "s.expires_at",
+    }
+}
+
+impl SecretColumns {
+    /// Returns the secret of this endpoint. Fails if it was sealed under
+    /// another key.
+    pub fn secret(&self, seal: &Seal, endpoint: EndpointId) -> Result<Secret, SealError> {
+        let text = seal.open(&about_secret(endpoint), &self.sealed);
+        let text = text.ok_or_else(|| SealError(format!("secret {} of endpoint {endpoint}", self.id)))?;
+        Ok(Secret::from_stored(self.id, &text, at(self.created_at), self.expires_at.map(at)))
+    }
+}
+
+row! {
+    /// The row of a token, with the id of its tenant.
+    pub both struct TokenColumns {
+        /// Id of the token.
+        id: TokenId = "k.id",
+        /// Tenant that it belongs to, unless it is the gateway's.
+        tenant: Option<TenantId> = "t.id",
+        /// Name for people.
+        name: String = "k.name",
+        /// What it may do, as JSON.
+        rights: String = "k.rights",
+        /// Hash of the token.
+        hash: Vec<u8> = "k.hash",
+        /// Time of creation.
+        created_at: i64 = "k.created_at",
+        /// Time at which it expires.
+        expires_at: Option<i64> = "k.expires_at",
+        /// Time of its last use.
+        used_at: Option<i64> = "k.used_at",
+    }
+}
+
+impl TokenColumns {
+    /// Returns the token.
+    pub fn token(self) -> Token {
+        Token {
+            id: self.id,
+            tenant: self.tenant,
+            name: self.name,
+            rights: from_json(&self.rights),
+            hash: self.hash.try_into().expect("a stored hash has 32 bytes"),
+            created_at: at(self.created_at),
+            expires_at: self.expires_at.map(at),
+            used_at: self.used_at.map(at),
+        }
+    }
+}
