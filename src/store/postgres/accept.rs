@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
@@ -71,7 +70,7 @@ impl BatchJob for AcceptJob {
                     let _ = shared.refresh_catalog().await;
                 } else {
                     // The batch may be durable all the same, so look for it later.
-                    shared.is_unsure.store(true, Ordering::Release);
+                    shared.status.note_missed_events();
                 }
                 for job in jobs {
                     let _ = job.answer.send(Err(problem.clone()));
@@ -151,14 +150,13 @@ async fn accept_as(
     given: &ProducerIds,
     mode: IdMode,
 ) -> Result<Vec<Result<Vec<AcceptResult>>>> {
-    let version = shared.version.load(Ordering::Acquire);
-    let numbers = shared.numbers();
-    let tx = PgTransaction::open(&shared.pool).await?;
+    let version = shared.catalog.version();
+    let tx = shared.connections.open().await?;
     let mut outcomes: Vec<Vec<IdOutcome>> =
         jobs.iter().map(|job| job.events.iter().map(|_| IdOutcome::New).collect()).collect();
     let event_nos: Vec<Vec<i64>> = jobs
         .iter()
-        .map(|job| job.events.iter().map(|new| numbers.take(millis(new.event.accepted_at), 1)).collect())
+        .map(|job| job.events.iter().map(|new| shared.snowflake.take(millis(new.event.accepted_at), 1)).collect())
         .collect();
     let ids = given.ids(shared, jobs, tenants, &event_nos);
     if mode == IdMode::LookFirst {
@@ -199,7 +197,7 @@ fn build_batch(
     event_nos: &[Vec<i64>],
     outcomes: &[Vec<IdOutcome>],
 ) -> (AcceptBatch, Vec<Result<Vec<AcceptResult>>>) {
-    let (index, numbers) = (shared.index(), shared.numbers());
+    let index = shared.index();
     let mut writing = AcceptBatch::default();
     let mut answers = Vec::with_capacity(jobs.len());
     for (n, job) in jobs.iter().enumerate() {
@@ -212,7 +210,7 @@ fn build_batch(
         for (k, new) in job.events.iter().enumerate() {
             let one = match &outcomes[n][k] {
                 IdOutcome::New if is_undone => AcceptResult::New { deliveries: 0, claims: Vec::new() },
-                IdOutcome::New => writing.add_counted(&index, &numbers, tenant, event_nos[n][k], new),
+                IdOutcome::New => writing.add_counted(&index, &shared.snowflake, tenant, event_nos[n][k], new),
                 IdOutcome::Known(known) => known.clone(),
                 IdOutcome::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
             };
@@ -234,7 +232,7 @@ async fn write_new(
 ) -> Result<LanePositions> {
     let (begun, places, committed) = tokio::join!(
         biased;
-        with_timeout(tx.client().batch_execute(&shared.begin)),
+        with_timeout(tx.client().batch_execute(shared.connections.begin_sql())),
         writing.write(&tx, ids, Some(version), shared.shard_leases.node()),
         with_timeout(tx.client().batch_execute("COMMIT")),
     );
@@ -423,7 +421,7 @@ async fn resolve_ids(
     }
     let (begun, fresh) = tokio::join!(
         biased;
-        with_timeout(tx.client().batch_execute(&shared.begin)),
+        with_timeout(tx.client().batch_execute(shared.connections.begin_sql())),
         remember_ids(tx, ids),
     );
     begun?;

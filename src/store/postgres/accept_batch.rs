@@ -177,12 +177,12 @@ impl AcceptBatch {
     pub fn add_counted(
         &mut self,
         index: &CatalogIndex,
-        numbers: &Snowflake,
+        snowflake: &Snowflake,
         tenant: i64,
         no: i64,
         new: &RoutedEvent,
     ) -> AcceptResult {
-        let accepted = self.add(index, numbers, tenant, no, new);
+        let accepted = self.add(index, snowflake, tenant, no, new);
         let deliveries = if let AcceptResult::New { deliveries, .. } = accepted { deliveries } else { 0 };
         let bytes = stored_bytes(new.event.data.len(), deliveries as usize).cast_signed();
         *self.stored.entry((tenant, day_of(no))).or_insert(0) += bytes;
@@ -199,14 +199,14 @@ impl AcceptBatch {
     pub fn add(
         &mut self,
         index: &CatalogIndex,
-        numbers: &Snowflake,
+        snowflake: &Snowflake,
         tenant: i64,
         event_no: i64,
         new: &RoutedEvent,
     ) -> AcceptResult {
         let targets: Vec<_> =
             new.targets.iter().filter_map(|endpoint| Some((index.endpoint_entry(endpoint.id)?.0, endpoint))).collect();
-        let first = numbers.take(millis(new.event.accepted_at), targets.len());
+        let first = snowflake.take(millis(new.event.accepted_at), targets.len());
         self.event_keys.push(EventKeys { no: event_no, tenant, first_delivery: first });
         self.events.push(EventRow::of(&new.event, targets.len()));
         let claims = (first..)

@@ -6,7 +6,6 @@
 //! and must not trust its tokens in memory.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -102,7 +101,7 @@ impl AccessStore for PostgresStore {
     /// within its lease a node that has read the catalog has missed nothing.
     fn is_current(&self) -> bool {
         let is_leased = self.shared.shard_leases.leased_until().is_some_and(|until| until > Instant::now());
-        is_leased && self.shared.acknowledged_version.load(Ordering::Acquire) > 0
+        is_leased && self.shared.catalog.acknowledged() > 0
     }
 
     async fn create_token(&self, by: &Initiator, token: Token) -> Result<()> {

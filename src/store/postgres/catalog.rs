@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +15,7 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::access::{self, record};
+use super::catalog_cache::VersionLock;
 use super::endpoint::{self, EndpointRow, insert_secret, seal_settings, seal_urls, store_health};
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
@@ -61,8 +61,7 @@ impl PostgresState {
     /// Reads what has changed since this node last read the catalog, and puts
     /// it into the index.
     pub async fn refresh_catalog(&self) -> Result<()> {
-        let _guard = self.catalog_lock.lock().await;
-        self.load_after(self.version.load(Ordering::Acquire)).await
+        self.load_changes(&self.catalog.lock_version().await).await
     }
 
     /// Tells the lifecycle what other nodes changed. Every way to learn of a
@@ -73,27 +72,27 @@ impl PostgresState {
         }
         self.watermarks.clear();
         let (done, in_force) = oneshot::channel();
-        let _ = self.told.send(ClusterEvent::Changed { endpoints: changes.endpoints, tenants: changes.tenants, done });
+        self.notifier.send(ClusterEvent::Changed { endpoints: changes.endpoints, tenants: changes.tenants, done });
         // During the start nobody listens yet. Waiting for an answer then would
         // make the start wait for itself.
-        if self.listener.lock().is_none() {
-            self.in_force.lock().push(in_force);
+        if self.notifier.is_heard() {
+            self.notifier.add_pending_change(in_force);
         }
     }
 
-    /// Reads what has changed after the version `known`, puts it into the index
-    /// and announces it.
-    async fn load_after(&self, known: i64) -> Result<()> {
-        let changed = self.read_after(known).await?;
+    /// Reads what has changed after the version of the index, puts it into the
+    /// index and announces it.
+    async fn load_changes(&self, lock: &VersionLock<'_>) -> Result<()> {
+        let changed = self.read_after(lock.version()).await?;
         let version = changed.version;
         let changes = self.put_into_index(changed);
-        self.version.store(version, Ordering::Release);
+        lock.set_version(version);
         self.announce_changes(changes);
         Ok(())
     }
 
     async fn read_after(&self, known: i64) -> Result<ChangedRows> {
-        let tx = super::transaction::PgTransaction::begin_reading(&self.pool).await?;
+        let tx = self.connections.begin_reading().await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
         let tenants = tx.query(TenantRow::SQL, bind![known]).await?;
         let tenants = tenants.iter().map(|row| TenantRow::read(row).changed()).collect();
@@ -152,15 +151,15 @@ impl PostgresState {
         version: i64,
         after: Vec<Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>>,
     ) {
-        let _guard = self.catalog_lock.lock().await;
-        let known = self.version.load(Ordering::Acquire);
+        let lock = self.catalog.lock_version().await;
+        let known = lock.version();
         if version == known + 1 {
             let mut index = self.index_mut();
             after.into_iter().for_each(|change| change(&mut index));
-            self.version.store(version, Ordering::Release);
+            lock.set_version(version);
         } else if version > known {
             // Other nodes made changes in between, so read everything.
-            let _ = self.load_after(known).await;
+            let _ = self.load_changes(&lock).await;
         }
     }
 

@@ -2,13 +2,12 @@
 //! other nodes.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::transaction::{PgTransaction, bind, with_timeout};
+use super::transaction::{bind, with_timeout};
 use super::{PostgresStore, live_status};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Lease, Shard};
@@ -20,8 +19,7 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 #[async_trait]
 impl Cluster for PostgresStore {
     fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
-        let listener = self.shared.listener.lock().take();
-        listener.unwrap_or_else(|| mpsc::unbounded_channel().1)
+        self.shared.notifier.listen()
     }
 
     fn leased_until(&self) -> Option<Instant> {
@@ -95,7 +93,7 @@ impl Cluster for PostgresStore {
     }
 
     fn publication(&self) -> u64 {
-        self.shared.server_changes.load(Ordering::Acquire)
+        self.shared.status.server_changes()
     }
 
     fn leases(&self) -> Vec<Lease> {
@@ -104,11 +102,11 @@ impl Cluster for PostgresStore {
     }
 
     fn nodes(&self) -> usize {
-        self.shared.nodes.load(Ordering::Relaxed).max(1)
+        self.shared.status.nodes()
     }
 
     async fn view(&self) -> Result<ClusterState> {
-        let tx = PgTransaction::begin_reading(&self.shared.pool).await?;
+        let tx = self.shared.connections.begin_reading().await?;
         let sql = "SELECT n.id, n.name, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint,
                           (SELECT count(*) FROM posthaste.shards s WHERE s.node = n.id)
                    FROM posthaste.nodes n ORDER BY n.id";
@@ -139,15 +137,15 @@ impl Cluster for PostgresStore {
         let owned = &self.shared.shard_leases;
         let left = owned.leased_until().map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
         StoreStatus {
-            is_answering: self.shared.is_answering.load(Ordering::Relaxed),
+            is_answering: self.shared.status.is_answering(),
             shards: owned.shards().len(),
             lease_ms: Some(left.as_millis() as u64),
-            stale_writes: self.shared.stale_writes.load(Ordering::Relaxed),
+            stale_writes: self.shared.status.stale_writes(),
         }
     }
 
     fn retire(&self) {
-        self.shared.is_retiring.store(true, Ordering::Release);
+        self.shared.status.retire();
     }
 
     async fn leave(&self) -> Result<()> {

@@ -11,7 +11,6 @@
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use tracing::{info, warn};
 use super::database_time::{ObservedTime, TimedReading};
 use super::due::{log_uncounted, recount};
 use super::rows::at;
-use super::transaction::{PgTransaction, bind, bound, with_timeout};
+use super::transaction::{bind, bound, with_timeout};
 use super::{PostgresState, due, partitions};
 use crate::clock::boot_ms;
 use crate::model::id::EndpointId;
@@ -136,13 +135,13 @@ impl MembershipTask {
             }
             match self.poll_once().await {
                 Ok(()) => {
-                    if !self.shared.is_answering.swap(true, Ordering::Relaxed) {
+                    if !self.shared.status.set_answering(true) {
                         info!("the database answers again");
                     }
                     trouble = Duration::ZERO;
                 }
                 Err(problem) => {
-                    if self.shared.is_answering.swap(false, Ordering::Relaxed) {
+                    if self.shared.status.set_answering(false) {
                         warn!(
                             "the database does not answer; until it does, no events are accepted and no deliveries started: {problem}"
                         );
@@ -161,7 +160,7 @@ impl MembershipTask {
         let polled = tokio::time::timeout(limit, self.poll()).await;
         let found = polled.unwrap_or_else(|_| Err(Error::Unavailable("it did not answer in time".into())))?;
         let is_renewal_due = self.renewed_at.elapsed() >= self.shared.options.lease / 6;
-        let is_retiring = self.shared.is_retiring.load(Ordering::Acquire) && self.leaving.is_empty();
+        let is_retiring = self.shared.status.is_retiring() && self.leaving.is_empty();
         if is_renewal_due || is_retiring || found.is_something_free || found.is_someone_dead || found.nodes_changed {
             self.step().await?;
         }
@@ -183,7 +182,7 @@ impl MembershipTask {
 
     async fn poll(&mut self) -> Result<MembershipChanges> {
         let shared = &self.shared;
-        let mut tx = PgTransaction::open(&shared.pool).await?;
+        let mut tx = shared.connections.open().await?;
         let client = tx.client();
         let node = shared.shard_leases.node();
         let shards = shared.shard_leases.numbers();
@@ -207,12 +206,11 @@ impl MembershipTask {
         found.is_something_free = poll.is_something_free;
         found.is_someone_dead = poll.is_someone_dead;
         let nodes = poll.nodes.max(1) as usize;
-        found.nodes_changed = shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
+        found.nodes_changed = shared.status.set_nodes(nodes);
         self.is_alone = nodes == 1;
         let server = Some(poll.server);
         if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
-            shared.is_unsure.store(true, Ordering::Release);
-            shared.server_changes.fetch_add(1, Ordering::AcqRel);
+            shared.status.note_server_change();
         }
         self.arrived.extend(rows.iter().filter_map(arrival));
         self.seen = parse_snapshot(&poll.snapshot);
@@ -226,12 +224,13 @@ impl MembershipTask {
     /// Tells the lifecycle what a poll has found.
     async fn publish_changes(&mut self, found: MembershipChanges) -> Result<()> {
         let shared = &self.shared;
-        if found.version > shared.version.load(Ordering::Acquire) {
+        if found.version > shared.catalog.version() {
             shared.refresh_catalog().await?;
         }
         // Do not wait long: the lease is not renewed meanwhile, and would end.
-        let is_in_force = tokio::time::timeout(shared.options.lease / 12, shared.await_changes_applied()).await.is_ok();
-        if is_in_force && found.version > shared.acknowledged_version.load(Ordering::Acquire) {
+        let is_in_force =
+            tokio::time::timeout(shared.options.lease / 12, shared.notifier.await_changes_applied()).await.is_ok();
+        if is_in_force && found.version > shared.catalog.acknowledged() {
             shared.acknowledge_catalog().await?;
         }
         // Arrivals are kept until here, because no later poll returns them again.
@@ -241,11 +240,11 @@ impl MembershipTask {
                 shared.watermarks.lower(arrived.no, due_at);
                 let (endpoint, due_at, expiry_check_at) =
                     (arrived.endpoint, at(due_at), arrived.expiry_check_at.map(at));
-                let _ = shared.told.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at });
+                shared.notifier.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at });
             }
         }
         for (no, question) in found.questions {
-            if shared.asked.lock().insert(no) {
+            if shared.notifier.begin_answer(no) {
                 // The question may be about a change of what is due.
                 shared.watermarks.clear();
                 tokio::spawn(answer(shared.clone(), no, question));
@@ -259,7 +258,7 @@ impl MembershipTask {
     /// no earlier transaction can still be open.
     async fn recover_missed_due(&mut self) -> Result<()> {
         let (shared, now) = (&self.shared, Instant::now());
-        if shared.is_unsure.swap(false, Ordering::AcqRel) {
+        if shared.status.take_missed_events() {
             self.recoveries = vec![now, now + ENDED_WITHIN];
         }
         if self.recoveries.first().is_none_or(|at| *at > now) {
@@ -267,7 +266,7 @@ impl MembershipTask {
         }
         shared.watermarks.clear();
         for (endpoint, due_at) in due::earliest_due(shared, shared.shard_leases.numbers()).await? {
-            let _ = shared.told.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: Some(due_at) });
+            shared.notifier.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: Some(due_at) });
         }
         self.recoveries.remove(0);
         Ok(())
@@ -343,7 +342,7 @@ fn arrival(row: &Row) -> Option<Arrival> {
 /// Lets the lifecycle answer a question of another node.
 async fn answer(shared: Arc<PostgresState>, no: i64, question: String) {
     let (answer, answered) = oneshot::channel();
-    let _ = shared.told.send(ClusterEvent::Asked { question, answer });
+    shared.notifier.send(ClusterEvent::Asked { question, answer });
     if let Ok(Ok(answer)) = tokio::time::timeout(IN_FORCE, answered).await
         && let Ok(client) = shared.connection().await
     {
@@ -352,5 +351,5 @@ async fn answer(shared: Arc<PostgresState>, no: i64, question: String) {
             warn!("the answer to a question of another node could not be written: {problem}");
         }
     }
-    shared.asked.lock().remove(&no);
+    shared.notifier.end_answer(no);
 }

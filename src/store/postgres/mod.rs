@@ -4,35 +4,39 @@
 //! endpoints. [`accept`] and [`settle`] each have a group commit;
 //! [`membership`] leases this node's shards and learns what other nodes do.
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool};
-use tokio::sync::{mpsc, oneshot};
+use deadpool_postgres::Object;
+use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use tokio::task::JoinHandle;
 
+use super::Result;
 use super::catalog_index::CatalogIndex;
 use super::seal::{CHECK_NOTE, Seal};
-use super::{ClusterEvent, Result};
 use crate::clock::EngineClock;
 use crate::metrics::CommitMetrics;
+use catalog_cache::CatalogCache;
+use cluster_notifier::ClusterNotifier;
 pub use connect::is_unavailable;
+use connections::Connections;
 use database_time::DatabaseTime;
+use node_status::NodeStatus;
 use shard_leases::ShardLeases;
 use snowflake::Snowflake;
-use transaction::{PgTransaction, connection};
+use transaction::PgTransaction;
 
 mod accept;
 mod accept_batch;
 mod access;
 mod catalog;
+mod catalog_cache;
 mod change;
 mod claims;
 mod cluster;
+mod cluster_notifier;
 mod connect;
+mod connections;
 mod database_time;
 mod due;
 mod endpoint;
@@ -47,6 +51,7 @@ mod live_status;
 mod locked_delivery;
 mod membership;
 mod migrate;
+mod node_status;
 mod overdue;
 mod partitions;
 mod queue;
@@ -109,43 +114,21 @@ pub struct PostgresStore {
     chores: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// State that all parts of the store share.
+/// The parts that the verbs of the store share. Each guards what it owns.
 struct PostgresState {
-    pool: Pool,
     options: PostgresOptions,
-    index: RwLock<CatalogIndex>,
-    /// Version of the catalog that the index shows.
-    version: AtomicI64,
+    connections: Connections,
+    /// The catalog in memory.
+    catalog: CatalogCache,
     /// Shards that this node owns.
     shard_leases: ShardLeases,
-    snowflake: RwLock<Arc<Snowflake>>,
-    /// Sends cluster events to the lifecycle.
-    told: mpsc::UnboundedSender<ClusterEvent>,
-    listener: Mutex<Option<mpsc::UnboundedReceiver<ClusterEvent>>>,
-    is_answering: AtomicBool,
-    /// Whether this node is about to leave and gives away its shards.
-    is_retiring: AtomicBool,
-    /// Number of nodes at the last poll.
-    nodes: AtomicUsize,
-    stale_writes: AtomicU64,
-    /// Whether a commit of this node failed without an answer, so that events
-    /// may have been accepted that it does not know of.
-    is_unsure: AtomicBool,
-    /// Number of times that another server was found, or the same one started
-    /// again.
-    server_changes: AtomicU64,
+    /// Numbers for new events and deliveries.
+    snowflake: Snowflake,
+    /// Reports cluster events to the lifecycle.
+    notifier: ClusterNotifier,
+    status: NodeStatus,
     /// Due times from which reads may begin, by endpoint.
     watermarks: due::DueWatermarks,
-    /// SQL that begins every transaction.
-    begin: String,
-    /// Lock of whoever changes the index by the catalog.
-    catalog_lock: tokio::sync::Mutex<()>,
-    /// Version of the catalog that this node has acknowledged to the others.
-    acknowledged_version: AtomicI64,
-    /// Receivers that are notified once other nodes' changes are in force here.
-    in_force: Mutex<Vec<oneshot::Receiver<()>>>,
-    /// Calls of other nodes that are being answered.
-    asked: Mutex<HashSet<i64>>,
     /// Keeps engine time in step with the database's clock.
     time: DatabaseTime,
 }
@@ -162,29 +145,15 @@ impl PostgresStore {
             options.seal = matching_key(&client, &options.seal).await?;
             time.begin(&client).await?;
         }
-        let (told, listener) = mpsc::unbounded_channel();
-        let begin = transaction::begin(options.lease);
         let shared = Arc::new(PostgresState {
-            pool,
+            connections: Connections::new(pool, options.lease),
             options,
-            index: RwLock::default(),
-            version: AtomicI64::new(0),
+            catalog: CatalogCache::default(),
             shard_leases: ShardLeases::default(),
-            snowflake: RwLock::new(Arc::new(Snowflake::of(0))),
-            told,
-            listener: Mutex::new(Some(listener)),
-            is_answering: AtomicBool::new(true),
-            is_retiring: AtomicBool::new(false),
-            nodes: AtomicUsize::new(1),
-            stale_writes: AtomicU64::new(0),
-            is_unsure: AtomicBool::new(false),
-            server_changes: AtomicU64::new(0),
+            snowflake: Snowflake::default(),
+            notifier: ClusterNotifier::default(),
+            status: NodeStatus::default(),
             watermarks: due::DueWatermarks::default(),
-            begin,
-            catalog_lock: tokio::sync::Mutex::default(),
-            acknowledged_version: AtomicI64::new(0),
-            in_force: Mutex::default(),
-            asked: Mutex::default(),
             time,
         });
         partitions::ensure(&shared).await?;
@@ -199,7 +168,7 @@ impl PostgresStore {
     /// connections.
     pub async fn close(self) {
         let _ = super::Cluster::leave(&self).await;
-        self.shared.pool.close();
+        self.shared.connections.close();
     }
 }
 
@@ -226,29 +195,20 @@ async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
 
 impl PostgresState {
     fn index(&self) -> RwLockReadGuard<'_, CatalogIndex> {
-        self.index.read()
+        self.catalog.index()
     }
 
     fn index_mut(&self) -> RwLockWriteGuard<'_, CatalogIndex> {
-        self.index.write()
+        self.catalog.index_mut()
     }
 
     /// Returns a connection for single statements.
     async fn connection(&self) -> Result<Object> {
-        connection(&self.pool).await
+        self.connections.connection().await
     }
 
     /// Begins a transaction.
     async fn begin(&self) -> Result<PgTransaction> {
-        PgTransaction::begin(&self.pool, &self.begin).await
-    }
-
-    fn numbers(&self) -> Arc<Snowflake> {
-        self.snowflake.read().clone()
-    }
-
-    /// Counts writes that came too late, because their shard has another owner.
-    fn count_stale(&self, writes: u64) {
-        self.stale_writes.fetch_add(writes, Ordering::Relaxed);
+        self.connections.begin().await
     }
 }

@@ -1,7 +1,5 @@
 //! Implements the delivery queue: each verb goes to a group commit or to a read.
 
-use std::sync::atomic::Ordering;
-
 use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
@@ -21,7 +19,7 @@ use crate::store::{
 impl DeliveryQueue for PostgresStore {
     async fn accept(&self, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>> {
         // Fail at once: waiting for a database that is away helps nobody.
-        if !self.shared.is_answering.load(Ordering::Relaxed) {
+        if !self.shared.status.is_answering() {
             return Err(Error::Unavailable("the database does not answer at the moment".into()));
         }
         let (answer, answered) = oneshot::channel();

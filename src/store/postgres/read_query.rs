@@ -3,7 +3,7 @@
 use tokio_postgres::Row;
 
 use super::PostgresState;
-use super::transaction::{PgTransaction, SqlParameter, with_timeout};
+use super::transaction::{SqlParameter, with_timeout};
 use crate::store::Result;
 
 /// Begins a read. No query reads an unbounded number of rows, so one that takes
@@ -12,7 +12,7 @@ const BEGIN: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'";
 
 /// Runs one query. `BEGIN` and `COMMIT` are sent with it, in one round trip.
 pub async fn read_rows(shared: &PostgresState, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Vec<Row>> {
-    let mut tx = PgTransaction::open(&shared.pool).await?;
+    let mut tx = shared.connections.open().await?;
     let client = tx.client();
     let (begun, answer, ended) = tokio::join!(
         biased;
@@ -33,7 +33,7 @@ pub async fn read_both(
     (one, one_bound): (&str, &[SqlParameter<'_>]),
     (two, two_bound): (&str, &[SqlParameter<'_>]),
 ) -> Result<(Vec<Row>, Vec<Row>)> {
-    let mut tx = PgTransaction::open(&shared.pool).await?;
+    let mut tx = shared.connections.open().await?;
     let client = tx.client();
     let (begun, one, two, ended) = tokio::join!(
         biased;

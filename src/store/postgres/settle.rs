@@ -70,7 +70,7 @@ impl BatchJob for SettleJob {
             Ok(answers) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
                     if matches!(answer, Err(Error::Stale(_))) {
-                        shared.count_stale(1);
+                        shared.status.count_stale_write();
                     }
                     let _ = job.answer.send(answer);
                 }
@@ -147,7 +147,7 @@ fn changes_endpoint(settlement: &Settlement) -> bool {
 
 /// Settles all jobs in one transaction; returns their answers in order.
 async fn settle(shared: &Arc<PostgresState>, jobs: &[SettleJob]) -> Result<Vec<Result<SettleEffects>>> {
-    let tx = PgTransaction::open(&shared.pool).await?;
+    let tx = shared.connections.open().await?;
     let mut work = UnitOfWork::new(shared, &tx);
     let batch = SettleTransaction::of(jobs, shared.shard_leases.node());
     let Some((ended, waiting)) = batch.write(&mut work).await? else {
@@ -281,7 +281,7 @@ impl<'a> SettleTransaction<'a> {
     /// look. Returns the deliveries that left the queue and those that wait
     /// again, or nothing if this node was removed from the cluster.
     async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<EndedRow>, Vec<WaitingRow>)>> {
-        let (tx, begin) = (work.tx, &work.shared.begin);
+        let (tx, begin) = (work.tx, work.shared.connections.begin_sql());
         let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
         let opening = async {
             tokio::join!(biased; with_timeout(tx.client().batch_execute(begin)), tx.query(HOLD_NODE.call(), &me))

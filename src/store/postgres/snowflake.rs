@@ -20,18 +20,22 @@ const COUNT_MAX: i64 = (1 << COUNT_BITS) - 1;
 const REMEMBERED: usize = 1_024;
 
 /// Generates numbers for one node.
-#[derive(Debug)]
-pub struct Snowflake {
+#[derive(Debug, Default)]
+pub struct Snowflake(Mutex<NodeCounts>);
+
+#[derive(Debug, Default)]
+struct NodeCounts {
     node: i64,
     /// Next count, by millisecond.
-    next: Mutex<BTreeMap<i64, i64>>,
+    next: BTreeMap<i64, i64>,
 }
 
 impl Snowflake {
-    /// Creates a generator for this node. Nodes whose ids are 256 apart could
-    /// make the same numbers, but hardly in the same millisecond.
-    pub fn of(node: i64) -> Self {
-        Self { node: node & ((1 << NODE_BITS) - 1), next: Mutex::default() }
+    /// Begins to generate numbers for the node with this id. Nodes whose ids are
+    /// 256 apart could make the same numbers, but hardly in the same
+    /// millisecond.
+    pub fn join(&self, node: i64) {
+        *self.0.lock() = NodeCounts { node: node & ((1 << NODE_BITS) - 1), next: BTreeMap::new() };
     }
 
     /// Returns the first of `count` consecutive numbers for something accepted
@@ -39,12 +43,12 @@ impl Snowflake {
     pub fn take(&self, accepted_ms: i64, count: usize) -> i64 {
         let count = i64::try_from(count.max(1)).expect("runs are short");
         assert!(count <= COUNT_MAX, "an event has at most a thousand deliveries");
-        let mut next = self.next.lock();
+        let NodeCounts { node, next } = &mut *self.0.lock();
         let mut ms = accepted_ms.max(EPOCH_MS);
         loop {
             let taken = next.entry(ms).or_insert(0);
             if *taken + count <= COUNT_MAX {
-                let first = first_of(ms) | (self.node << COUNT_BITS) | *taken;
+                let first = first_of(ms) | (*node << COUNT_BITS) | *taken;
                 *taken += count;
                 if next.len() > REMEMBERED {
                     next.pop_first();
@@ -71,9 +75,15 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    fn of_node(node: i64) -> Snowflake {
+        let snowflake = Snowflake::default();
+        snowflake.join(node);
+        snowflake
+    }
+
     #[test]
     fn numbers_are_unique_and_tell_their_time() {
-        let (one, two) = (Snowflake::of(1), Snowflake::of(2));
+        let (one, two) = (of_node(1), of_node(2));
         let ms = 1_800_000_000_000;
         let mut seen = HashSet::new();
         for n in 0..30_000 {
@@ -88,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_run_stays_together_and_later_numbers_are_higher() {
-        let numbers = Snowflake::of(300);
+        let numbers = of_node(300);
         let first = numbers.take(1_700_000_000_000, 1_000);
         let after = numbers.take(1_700_000_000_000, 1);
         assert_eq!(after, first + 1_000);
@@ -99,6 +109,6 @@ mod tests {
     #[test]
     fn the_highest_number_fits_into_an_id() {
         let year_2088 = 3_750_000_000_000;
-        assert!(Snowflake::of(255).take(year_2088, 1_000) < 1 << 62);
+        assert!(of_node(255).take(year_2088, 1_000) < 1 << 62);
     }
 }

@@ -1,7 +1,5 @@
 //! Checks a tenant's limits inside the transaction that adds to its usage.
 
-use std::sync::atomic::Ordering;
-
 use super::transaction::bind;
 use super::unit_of_work::UnitOfWork;
 use crate::model::id::TenantId;
@@ -17,7 +15,7 @@ impl UnitOfWork<'_> {
         let (known, is_current) = {
             let index = self.shared.index();
             let known = index.usage(tenant).zip(index.tenant(tenant).map(|tenant| tenant.limits.clone()));
-            (known, self.shared.version.load(Ordering::Acquire) == version - 1)
+            (known, self.shared.catalog.version() == version - 1)
         };
         if let Some(known) = known.filter(|_| is_current) {
             return Ok(known);

@@ -124,8 +124,8 @@ impl<'a> UnitOfWork<'a> {
             };
             let new =
                 RoutedEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
-            let numbers = self.shared.numbers();
-            writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
+            let snowflake = &self.shared.snowflake;
+            writing.add(&index, snowflake, tenant, snowflake.take(millis(now), 1), &new)
         };
         self.operational_events.push(event_type);
         let places = writing.write(self.tx, &[], None, self.shared.shard_leases.node()).await?;

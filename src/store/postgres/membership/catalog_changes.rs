@@ -1,9 +1,5 @@
 //! Takes in what other nodes changed in the catalog, and confirms it to them.
 
-use std::sync::atomic::Ordering;
-
-use tokio::sync::oneshot;
-
 use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
 use crate::store::Result;
@@ -14,26 +10,12 @@ use crate::store::postgres::transaction::{bind, with_timeout};
 impl PostgresState {
     /// Tells the other nodes which version of the catalog is in force here.
     pub(super) async fn acknowledge_catalog(&self) -> Result<()> {
-        let version = self.version.load(Ordering::Acquire);
+        let version = self.catalog.version();
         let client = self.connection().await?;
         let sql = "UPDATE posthaste.nodes SET version = $2 WHERE id = $1";
         with_timeout(client.execute_typed(sql, bind![self.shard_leases.node(), version])).await?;
-        self.acknowledged_version.store(version, Ordering::Release);
+        self.catalog.set_acknowledged(version);
         Ok(())
-    }
-
-    /// Waits until the changes of other nodes are in force here. If the wait is
-    /// cancelled, the next call waits for the rest.
-    pub(super) async fn await_changes_applied(&self) {
-        loop {
-            let next = self.in_force.lock().pop();
-            let Some(next) = next else { return };
-            let mut waiting = ChangeWaiter { shared: self, next: Some(next) };
-            if let Some(next) = &mut waiting.next {
-                let _ = next.await;
-            }
-            waiting.next = None;
-        }
     }
 
     /// Reads the health of the endpoints of these shards, as their last owners
@@ -52,19 +34,5 @@ impl PostgresState {
             }
         }
         Ok(())
-    }
-}
-
-/// A change that is being waited for. If the wait is cancelled, the change goes
-/// back to the list.
-struct ChangeWaiter<'a> {
-    shared: &'a PostgresState,
-    next: Option<oneshot::Receiver<()>>,
-}
-
-impl Drop for ChangeWaiter<'_> {
-    fn drop(&mut self) {
-        let mut all = self.shared.in_force.lock();
-        all.extend(self.next.take());
     }
 }

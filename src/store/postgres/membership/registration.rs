@@ -1,14 +1,11 @@
 //! Registers the node in the list of nodes.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tracing::info;
 
 use crate::store::Result;
 use crate::store::postgres::PostgresState;
-use crate::store::postgres::snowflake::Snowflake;
 use crate::store::postgres::transaction::bind;
 
 /// Adds the node to the list under a new id, and removes the one it had.
@@ -28,9 +25,9 @@ pub(super) async fn register(shared: &PostgresState) -> Result<(String, Vec<Stri
     let (node, snapshot): (i64, String) = (row.get(0), row.get(1));
     tx.commit().await?;
     // The new row says that this node knows no version of the catalog yet.
-    shared.acknowledged_version.store(0, Ordering::Release);
+    shared.catalog.set_acknowledged(0);
     shared.shard_leases.join(node);
-    *shared.snowflake.write() = Arc::new(Snowflake::of(node));
+    shared.snowflake.join(node);
     // Read the catalog only when the node is in the list, so that no change is
     // made without it.
     shared.refresh_catalog().await?;

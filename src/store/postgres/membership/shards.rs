@@ -1,7 +1,6 @@
 //! Leases shards: renews the node's lease, claims its share of the shards, and
 //! hands over what is more than that.
 
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -35,7 +34,7 @@ impl MembershipTask {
         let nodes = tx.query("SELECT id FROM posthaste.nodes ORDER BY id", bind![]).await?;
         let nodes: Vec<i64> = nodes.iter().map(|row| row.get(0)).collect();
         let held = tx.query("SELECT shard, epoch FROM posthaste.shards WHERE node = $1", bind![node]).await?;
-        let share = if shared.is_retiring.load(Ordering::Acquire) { 0 } else { shards_for_node(&nodes, node) };
+        let share = if shared.status.is_retiring() { 0 } else { shards_for_node(&nodes, node) };
         let mut gained = Vec::new();
         if held.len() < share {
             let most = (share - held.len()) as i64;
@@ -96,7 +95,7 @@ impl MembershipTask {
             }
         };
         info!(shards = shards.len(), owned = shared.shard_leases.shards().len(), "gained {} shards", shards.len());
-        let _ = shared.told.send(ClusterEvent::Gained { shards, due, were_owned });
+        shared.notifier.send(ClusterEvent::Gained { shards, due, were_owned });
         shared.start_sweep();
         self.counting = Some(tokio::spawn(async move { log_uncounted(recount(&shared, numbers, None).await) }));
         Ok(())
@@ -112,14 +111,13 @@ impl MembershipTask {
         for shard in shards.take(surplus).collect::<Vec<_>>() {
             self.leaving.insert(shard);
             let (done, is_done) = oneshot::channel();
-            let _ = self.shared.told.send(ClusterEvent::Wanted { shards: vec![shard], done });
+            self.shared.notifier.send(ClusterEvent::Wanted { shards: vec![shard], done });
             let hand_over = self.hand_over.clone();
             let shared = self.shared.clone();
             tokio::spawn(async move {
                 let is_done = is_done.await.is_ok();
-                // Without a listener there is nothing in flight.
-                let listener = shared.listener.lock().is_some();
-                let _ = hand_over.send((shard, is_done || listener));
+                // Before the lifecycle listens there is nothing in flight.
+                let _ = hand_over.send((shard, is_done || !shared.notifier.is_heard()));
             });
         }
     }
@@ -131,7 +129,7 @@ impl MembershipTask {
             self.shared.shard_leases.lose(*shard);
             self.leaving.remove(shard);
         }
-        let _ = self.shared.told.send(ClusterEvent::Lost { shards });
+        self.shared.notifier.send(ClusterEvent::Lost { shards });
         recount(&self.shared, Vec::new(), None).await?;
         let client = self.shared.connection().await?;
         let sql = "UPDATE posthaste.shards SET node = NULL WHERE shard = ANY($1) AND node = $2";
@@ -150,7 +148,7 @@ impl MembershipTask {
         );
         shards.iter().for_each(|shard| self.shared.shard_leases.lose(*shard));
         self.leaving.clear();
-        let _ = self.shared.told.send(ClusterEvent::Lost { shards });
+        self.shared.notifier.send(ClusterEvent::Lost { shards });
         self.shared.index_mut().recount(&[], None, |_| Some(false));
         self.seen = register(&self.shared).await?;
         self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
