@@ -40,6 +40,7 @@ pub mod durable_file;
 pub mod embedded;
 mod error;
 mod event_row;
+mod migrations;
 pub mod move_mark;
 mod overdue;
 pub mod plan;

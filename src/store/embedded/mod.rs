@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::catalog_index::CatalogIndex;
 use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
-use super::{Error, Result};
+use super::{Error, Result, migrations};
 use crate::metrics::CommitMetrics;
 use checkpoint::{CheckpointTrigger, Checkpointer};
 use failure::failure_of;
@@ -57,15 +57,6 @@ pub const STORE_FILE: &str = "posthaste.db";
 /// Size in bytes to which the write-ahead log is cut after a checkpoint. It
 /// grows beyond that while somebody reads what is in it.
 pub const LOG_BYTES_MAX: u64 = 128 * 1_024 * 1_024;
-
-const MIGRATIONS: &[&str] = &[
-    include_str!("migrations/0001.sql"),
-    include_str!("migrations/0002.sql"),
-    include_str!("migrations/0003.sql"),
-    include_str!("migrations/0004.sql"),
-    include_str!("migrations/0005.sql"),
-    include_str!("migrations/0006.sql"),
-];
 
 /// Number of read-only connections, for lists, lookups and due reads. A read
 /// takes a second or two at worst, since none reads an unbounded number of rows.
@@ -278,14 +269,14 @@ fn reader(path: &Path) -> rusqlite::Result<Connection> {
 fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let version: i64 = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let version = usize::try_from(version).unwrap_or(usize::MAX);
-    if version > MIGRATIONS.len() {
+    if version > migrations::EMBEDDED.len() {
         bail!(
             "the store {} was written by a newer posthaste (its version is {version}, this one knows {}); run that one, or restore a backup from before",
             path.display(),
-            MIGRATIONS.len()
+            migrations::EMBEDDED.len()
         );
     }
-    for (n, migration) in MIGRATIONS.iter().enumerate().skip(version) {
+    for (n, migration) in migrations::EMBEDDED.iter().enumerate().skip(version) {
         let version = n + 1;
         db.execute_batch(&format!("BEGIN IMMEDIATE; {migration} PRAGMA user_version = {version}; COMMIT"))
             .with_context(|| format!("cannot bring the store {} to version {version}", path.display()))?;
@@ -303,7 +294,7 @@ mod tests {
     async fn a_store_of_an_older_version_is_brought_up_with_what_is_in_it() {
         let folder = tempfile::tempdir().unwrap();
         let db = Connection::open(folder.path().join("posthaste.db")).unwrap();
-        db.execute_batch(&format!("{} PRAGMA user_version = 1;", MIGRATIONS[0])).unwrap();
+        db.execute_batch(&format!("{} PRAGMA user_version = 1;", migrations::EMBEDDED[0])).unwrap();
         let (seal, _) = Seal::load_or_create(&folder.path().join(MASTER_KEY_FILE)).unwrap();
         let id = crate::model::id::EndpointId(uuid::Uuid::from_u128(0x0190_a0b0_c0d0_7000_8000_0000_0000_000a));
         let settings = r#"{"url":"https://a.example/","retry":{"schedule":["0s","1h"],"max_age":"59m"}}"#;

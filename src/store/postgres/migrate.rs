@@ -11,15 +11,8 @@ use tracing::{info, warn};
 
 use super::connect::{self, DatabaseUnavailable};
 use super::stored_functions;
+use crate::store::migrations;
 use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
-
-const MIGRATIONS: &[&str] = &[
-    include_str!("migrations/0001.sql"),
-    include_str!("migrations/0002.sql"),
-    include_str!("migrations/0003.sql"),
-    include_str!("migrations/0004.sql"),
-    include_str!("migrations/0005.sql"),
-];
 
 /// Advisory lock of whoever migrates the database or moves a store into it.
 /// It is "posthast" as a number.
@@ -43,7 +36,7 @@ pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
 /// Creates or migrates the schema, also while a store is being moved into it.
 pub async fn migrate_connection(client: &mut Client) -> anyhow::Result<()> {
     check_server(client).await?;
-    to_version(client, MIGRATIONS).await
+    to_version(client, migrations::POSTGRES).await
 }
 
 async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<()> {
