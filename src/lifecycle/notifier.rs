@@ -149,15 +149,15 @@ impl Notifier {
         }
     }
 
-    /// Mails the owner about a dead delivery. A refused delivery is no outage
-    /// and gets no mail.
+    /// Mails the owner about a dead delivery.
     fn died(&self, endpoint: EndpointId, cause: DeadCause) {
         let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
-        let is_mailed =
-            matches!(cause, DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged);
         let now = self.0.clock.now();
         // While its endpoint is in trouble, its owner has been mailed already.
-        if !is_mailed || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DEAD_MAIL_EVERY, now) {
+        if !cause.is_mailed()
+            || endpoint.health.trouble_since.is_some()
+            || !is_past(endpoint.mailed_at, DEAD_MAIL_EVERY, now)
+        {
             return;
         }
         let reason = format!("a delivery is dead ({})", cause.as_str());

@@ -145,33 +145,19 @@ pub(super) enum DeliveryEnd {
 }
 
 impl DeliveryEnd {
-    /// State and cause of each end, in the order of [`DeliveryEnd::index`].
-    const ALL: [(&'static str, &'static str); 8] = [
-        ("delivered", "none"),
-        ("cancelled", "none"),
-        ("dead", "exhausted"),
-        ("dead", "expired"),
-        ("dead", "refused"),
-        ("dead", "gone"),
-        ("dead", "poisoned"),
-        ("dead", "damaged"),
-    ];
-
+    /// Returns the index in [`DeliveryEnd::label_sets`].
     pub fn index(self) -> usize {
         match self {
             Self::Delivered => 0,
             Self::Cancelled => 1,
-            Self::Dead(DeadCause::Exhausted) => 2,
-            Self::Dead(DeadCause::Expired) => 3,
-            Self::Dead(DeadCause::Refused) => 4,
-            Self::Dead(DeadCause::Gone) => 5,
-            Self::Dead(DeadCause::Poisoned) => 6,
-            Self::Dead(DeadCause::Damaged) => 7,
+            Self::Dead(cause) => 2 + index_of(cause),
         }
     }
 
     pub fn label_sets() -> Vec<Vec<Label>> {
-        Self::ALL.iter().map(|(state, cause)| vec![("state", *state), ("cause", *cause)]).collect()
+        let ends = [("delivered", "none"), ("cancelled", "none")];
+        let dead = DeadCause::ALL.iter().map(|cause| ("dead", cause.as_str()));
+        ends.into_iter().chain(dead).map(|(state, cause)| vec![("state", state), ("cause", cause)]).collect()
     }
 }
 
@@ -205,19 +191,12 @@ pub(super) fn refusal_label_sets() -> Vec<Vec<Label>> {
     label_sets("code", &REFUSALS)
 }
 
-const VERDICTS: [Verdict; 4] = [Verdict::Delivered, Verdict::Retry, Verdict::Refused, Verdict::Gone];
 /// Classes of statuses; in the labels the kinds of failure follow them.
 const STATUSES: [&str; 6] = ["2xx", "3xx", "4xx", "429", "5xx", "other"];
 const RESULTS: usize = STATUSES.len() + FailureKind::ALL.len();
 
 pub(super) fn attempt_index(attempt: &Attempt) -> usize {
-    let verdict = match attempt.decision.verdict {
-        Verdict::Delivered => 0,
-        Verdict::Retry => 1,
-        Verdict::Refused => 2,
-        Verdict::Gone => 3,
-    };
-    verdict * RESULTS + result_index(attempt)
+    index_of(attempt.decision.verdict) * RESULTS + result_index(attempt)
 }
 
 fn result_index(attempt: &Attempt) -> usize {
@@ -227,10 +206,7 @@ fn result_index(attempt: &Attempt) -> usize {
         (Some(429), _) => 3,
         (Some(400..=499), _) => 2,
         (Some(500..=599), _) => 4,
-        (None, Some(failure)) => {
-            let kind_index = FailureKind::ALL.iter().position(|kind| *kind == failure.kind);
-            kind_index.map_or(5, |index| STATUSES.len() + index)
-        }
+        (None, Some(failure)) => STATUSES.len() + index_of(failure.kind),
         (Some(_), _) | (None, None) => 5,
     }
 }
@@ -238,7 +214,7 @@ fn result_index(attempt: &Attempt) -> usize {
 pub(super) fn attempt_label_sets() -> Vec<Vec<Label>> {
     let results: Vec<&str> = STATUSES.into_iter().chain(FailureKind::ALL.iter().map(|kind| kind.as_str())).collect();
     let labels = |verdict: Verdict, result: &&'static str| vec![("verdict", verdict.as_str()), ("result", *result)];
-    VERDICTS.iter().flat_map(|verdict| results.iter().map(|result| labels(*verdict, result))).collect()
+    Verdict::ALL.iter().flat_map(|verdict| results.iter().map(|result| labels(*verdict, result))).collect()
 }
 
 /// Returns the index of a first or second attempt in [`early_label_sets`]; later
@@ -255,6 +231,11 @@ pub(super) fn early_index(used: u32, is_delivered: bool) -> Option<usize> {
 pub(super) fn early_label_sets() -> Vec<Vec<Label>> {
     let labels = |number, delivered| vec![("number", number), ("delivered", delivered)];
     vec![labels("first", "yes"), labels("first", "no"), labels("second", "yes"), labels("second", "no")]
+}
+
+/// Returns the index of a variant among all of its enum.
+fn index_of<T: NamedEnum + PartialEq>(value: T) -> usize {
+    T::ALL.iter().take_while(|other| **other != value).count()
 }
 
 /// Returns one set of labels for each value of a single label.

@@ -52,6 +52,17 @@ pub enum DeadCause {
     Damaged = 5,
 }
 
+impl DeadCause {
+    /// Whether the owner of the endpoint is mailed. A refused delivery is no
+    /// outage, and an endpoint that is gone gets a mail of its own.
+    pub fn is_mailed(self) -> bool {
+        match self {
+            Self::Exhausted | Self::Expired | Self::Poisoned | Self::Damaged => true,
+            Self::Refused | Self::Gone => false,
+        }
+    }
+}
+
 /// Number of internal errors after which a delivery is dead.
 pub const INTERNAL_ERRORS_MAX: u32 = 3;
 
