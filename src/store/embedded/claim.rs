@@ -10,9 +10,29 @@ use crate::model::event::{Event, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::store::delivery_columns::ClaimColumns;
 use crate::store::event_row::EventRow;
-use crate::store::row::{SqliteColumns, row};
+use crate::store::row::{SqliteColumns, joined, row};
 use crate::store::stored_value::StoredCode;
 use crate::store::{Claim, DuePage, DueQuery};
+
+row! {
+    /// What decides whether a delivery is due.
+    sqlite struct DueRow {
+        no: i64 = "no",
+        due_at: i64 = "due_at",
+        created_at: i64 = "created_at",
+    }
+}
+
+const DUE_SQL: &str = joined!(
+    " "; "SELECT", DueRow::COLUMNS,
+    "FROM deliveries INDEXED BY deliveries_due WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at",
+);
+
+const URGENT_SQL: &str = joined!(
+    " "; "SELECT", DueRow::COLUMNS,
+    "FROM deliveries INDEXED BY deliveries_urgent
+     WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at",
+);
 
 /// Reads an endpoint's due deliveries, oldest first.
 ///
@@ -25,19 +45,13 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
         .query_row([id_bytes(ask.endpoint.0)], |row| row.get(0))
         .optional()?;
     let Some(endpoint) = endpoint else { return Ok(DuePage::default()) };
-    let mut statement = db.prepare_cached(if ask.urgent_only {
-        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_urgent
-         WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at"
-    } else {
-        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
-         WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at"
-    })?;
+    let mut statement = db.prepare_cached(if ask.urgent_only { URGENT_SQL } else { DUE_SQL })?;
     let mut rows = statement.query([endpoint])?;
     let mut page = DuePage::default();
     let mut bytes = 0;
     while let Some(row) = rows.next()? {
-        let (no, due_at): (i64, i64) = (row.get(0)?, row.get(1)?);
-        if ask.except.contains(&delivery_id(no, row.get(2)?)) {
+        let DueRow { no, due_at, created_at } = DueRow::read(row)?;
+        if ask.except.contains(&delivery_id(no, created_at)) {
             continue;
         }
         let is_enough = page.claims.len() >= ask.limit || bytes >= ask.bytes_max;

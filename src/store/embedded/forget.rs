@@ -9,34 +9,42 @@ use super::rows::millis;
 use super::writer::WriteTransaction;
 use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
+use crate::store::row::{SqliteColumns, row};
 use crate::store::{ForgottenCounts, RetentionHorizon};
 
 /// Events that one step of retention may delete.
 #[derive(Debug, Default)]
 pub struct ForgetCandidates {
-    /// Number, first delivery and count of deliveries of each event.
-    events: Vec<(i64, i64, i64)>,
+    events: Vec<CandidateEvent>,
     next: Option<u64>,
+}
+
+row! {
+    /// An event with the range of its deliveries.
+    sqlite struct CandidateEvent from "FROM events WHERE no > ? ORDER BY no LIMIT ?" {
+        no: i64 = "no",
+        first_delivery: i64 = "first_delivery",
+        deliveries: i64 = "deliveries",
+        accepted_at: i64 = "accepted_at",
+    }
 }
 
 /// Reads the next events, oldest first, and picks those that are old enough.
 pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Result<ForgetCandidates> {
-    let mut statement = db.prepare_cached(
-        "SELECT no, first_delivery, deliveries, accepted_at FROM events WHERE no > ? ORDER BY no LIMIT ?",
-    )?;
+    let mut statement = db.prepare_cached(CandidateEvent::SQL)?;
     let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
     let mut candidates = ForgetCandidates::default();
     let mut seen = 0;
     // Dead letters may be kept for a shorter time than the rest.
     let accepted_before = millis(horizon.finished_before.max(horizon.dead_before));
     while let Some(row) = rows.next()? {
-        let (no, accepted_at): (i64, i64) = (row.get(0)?, row.get(3)?);
-        if accepted_at >= accepted_before {
+        let event = CandidateEvent::read(row)?;
+        if event.accepted_at >= accepted_before {
             return Ok(last_page(candidates));
         }
         seen += 1;
-        candidates.next = Some(no as u64);
-        candidates.events.push((no, row.get(1)?, row.get(2)?));
+        candidates.next = Some(event.no as u64);
+        candidates.events.push(event);
     }
     if seen < horizon.step {
         return Ok(last_page(candidates));
@@ -57,17 +65,17 @@ pub fn forget(
 ) -> rusqlite::Result<ForgottenCounts> {
     let db = transaction.db;
     let mut forgotten = ForgottenCounts { next: candidates.next, ..ForgottenCounts::default() };
-    for (event, first, count) in &candidates.events {
-        let range = (*first, first + count);
+    for event in &candidates.events {
+        let range = (event.first_delivery, event.first_delivery + event.deliveries);
         forgotten.deliveries += forget_deliveries(db, range, horizon)?;
         let deleted: Option<(i64, i64, u32, u32)> = db
             .prepare_cached(
                 "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
                  AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)
-                 RETURNING tenant, accepted_at, length(data), deliveries",
+                 RETURNING tenant, accepted_at, length(data) AS bytes, deliveries",
             )?
-            .query_row(params![event, millis(horizon.finished_before), range.0, range.1], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+            .query_row(params![event.no, millis(horizon.finished_before), range.0, range.1], |row| {
+                Ok((row.get("tenant")?, row.get("accepted_at")?, row.get("bytes")?, row.get("deliveries")?))
             })
             .optional()?;
         if let Some((tenant, accepted_at, data, deliveries)) = deleted {

@@ -9,7 +9,6 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use rusqlite::Connection;
 
-use super::rows::uuid_of;
 use super::{Durability, check_master_key, lock, migrate, notes, prepare};
 use crate::model::id::EndpointId;
 use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
@@ -29,14 +28,15 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     let seal = &Seal::begin_rotation(file)?;
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let transaction = db.transaction()?;
-    let settings = reseal_each(&transaction, seal, "SELECT no, id, settings FROM endpoints", about_settings)?;
+    let sql = "SELECT no, id AS endpoint, settings AS sealed FROM endpoints";
+    let settings = reseal_each(&transaction, seal, sql, about_settings)?;
     let secrets = reseal_each(
         &transaction,
         seal,
-        "SELECT s.rowid, p.id, s.sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint",
+        "SELECT s.rowid AS no, p.id AS endpoint, s.sealed AS sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint",
         about_secret,
     )?;
-    let sql = "SELECT no, id, urls FROM endpoints WHERE urls IS NOT NULL";
+    let sql = "SELECT no, id AS endpoint, urls AS sealed FROM endpoints WHERE urls IS NOT NULL";
     let urls = reseal_each(&transaction, seal, sql, about_urls)?;
     let count = settings.len() + secrets.len() + urls.len();
     for (sql, rows) in [
@@ -70,10 +70,10 @@ fn reseal_each(
     let mut rows = statement.query([])?;
     let mut resealed = Vec::new();
     while let Some(row) = rows.next()? {
-        let endpoint = EndpointId(uuid_of(row.get(1)?));
-        let sealed = seal.reseal(&about(endpoint), &row.get::<_, Vec<u8>>(2)?);
+        let endpoint: EndpointId = row.get("endpoint")?;
+        let sealed = seal.reseal(&about(endpoint), &row.get::<_, Vec<u8>>("sealed")?);
         let sealed = sealed.ok_or_else(|| SealError(format!("what is kept of endpoint {endpoint}")))?;
-        resealed.push((row.get(0)?, sealed));
+        resealed.push((row.get("no")?, sealed));
     }
     Ok(resealed)
 }

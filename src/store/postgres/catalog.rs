@@ -16,13 +16,13 @@ use tokio::sync::oneshot;
 
 use super::access::{self, record};
 use super::catalog_cache::VersionLock;
-use super::endpoint::{self, EndpointRow, insert_secret, seal_settings, seal_urls, store_health};
+use super::endpoint::{self, EndpointRow, insert_secret, store_health};
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{PostgresState, PostgresStore, stored_bytes};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
-use crate::model::endpoint::{Endpoint, OnDead, Secret};
+use crate::model::endpoint::{Endpoint, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantUsage, settings_bytes};
@@ -375,31 +375,7 @@ impl Catalog for PostgresStore {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             work.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
-            let sql = "INSERT INTO posthaste.endpoints (id, tenant, shard, settings, standing, quiet_until, mailed_at,
-                                                        created_at, updated_at, version, skips, urls)
-                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM posthaste.tenants t
-                       WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING no";
-            let row = work
-                .tx
-                .query_opt(
-                    sql,
-                    bind![
-                        endpoint.tenant.as_str(),
-                        endpoint.id.0,
-                        i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
-                        seal_settings(work.shared, &endpoint),
-                        to_json(&endpoint.status),
-                        endpoint.quiet_until.map(millis),
-                        endpoint.mailed_at.map(millis),
-                        millis(endpoint.created_at),
-                        millis(endpoint.updated_at),
-                        version,
-                        endpoint.settings.on_dead == OnDead::Skip,
-                        seal_urls(work.shared, &endpoint),
-                    ],
-                )
-                .await?;
-            let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            let no = endpoint::insert(work, &endpoint, version).await?.ok_or(Error::NotFound("tenant"))?;
             store_health(work.tx, &[(no, &endpoint.health)]).await?;
             for secret in &endpoint.secrets {
                 insert_secret(work, no, endpoint.id, secret).await?;

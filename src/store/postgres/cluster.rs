@@ -72,7 +72,7 @@ impl Cluster for PostgresStore {
         let answers = loop {
             let rows = with_timeout(client.query_typed(sql, bind![asked.clone()])).await?;
             if rows.len() == asked.len() || Instant::now() >= until {
-                break rows.iter().map(|row| row.get(0)).collect();
+                break rows.iter().map(|row| row.get("answer")).collect();
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
@@ -107,26 +107,27 @@ impl Cluster for PostgresStore {
 
     async fn view(&self) -> Result<ClusterState> {
         let tx = self.shared.connections.begin_reading().await?;
-        let sql = "SELECT n.id, n.name, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint,
-                          (SELECT count(*) FROM posthaste.shards s WHERE s.node = n.id)
+        let sql =
+            "SELECT n.id, n.name, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint AS lease_ms,
+                          (SELECT count(*) FROM posthaste.shards s WHERE s.node = n.id) AS shards
                    FROM posthaste.nodes n ORDER BY n.id";
         let me = self.shared.shard_leases.node();
         let rows = tx.query(sql, bind![]).await?;
-        let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        let ids: Vec<i64> = rows.iter().map(|row| row.get("id")).collect();
         let nodes = rows.iter().map(|row| NodeState {
-            id: row.get::<_, i64>(0).to_string(),
-            name: row.get(1),
-            lease_ms: Some(row.get(2)),
-            shards: row.get::<_, i64>(3).max(0) as usize,
-            is_self: row.get::<_, i64>(0) == me,
+            id: row.get::<_, i64>("id").to_string(),
+            name: row.get("name"),
+            lease_ms: Some(row.get("lease_ms")),
+            shards: row.get::<_, i64>("shards").max(0) as usize,
+            is_self: row.get::<_, i64>("id") == me,
         });
         let nodes: Vec<NodeState> = nodes.collect();
         let shards = tx.query(include_str!("sql/shards.sql"), bind![]).await?;
         let shards = shards.iter().map(|row| ShardState {
-            shard: Shard(row.get::<_, i16>(0) as u8),
-            node: row.get::<_, Option<i64>>(1).and_then(|node| ids.iter().position(|id| *id == node)),
-            epoch: Epoch(row.get::<_, i64>(2).max(0) as u64),
-            lag_ms: row.get::<_, i64>(3).max(0) as u64,
+            shard: Shard(row.get::<_, i16>("shard") as u8),
+            node: row.get::<_, Option<i64>>("node").and_then(|node| ids.iter().position(|id| *id == node)),
+            epoch: Epoch(row.get::<_, i64>("epoch").max(0) as u64),
+            lag_ms: row.get::<_, i64>("lag_ms").max(0) as u64,
         });
         let shards = shards.collect();
         tx.commit().await?;

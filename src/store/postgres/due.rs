@@ -98,18 +98,18 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     let mut page = DuePage::default();
     let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
     for row in &rows {
-        let (no, due_at): (i64, i64) = (row.get(0), row.get(1));
-        if query.except.contains(&delivery_id(no, row.get(2))) {
+        let (no, due_at): (i64, i64) = (row.get("no"), row.get("due_at"));
+        if query.except.contains(&delivery_id(no, row.get("created_at"))) {
             continue;
         }
         if due_at > millis(query.until) || chosen.len() >= query.limit {
             page.next_due = Some(at(due_at));
             break;
         }
-        chosen.push((ClaimKey { no, event: row.get(3) }, due_at));
+        chosen.push((ClaimKey { no, event: row.get("event") }, due_at));
     }
     if !query.urgent_only {
-        let first = rows.first().map_or(millis(query.until), |row| row.get(1));
+        let first = rows.first().map_or(millis(query.until), |row| row.get("due_at"));
         shared.watermarks.raise(endpoint, start, first);
     }
     let keys: Vec<ClaimKey> = chosen.iter().map(|(key, _)| *key).collect();
@@ -125,7 +125,7 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
             client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, from, 1_i64, FORMAT_CODE_MAX]),
         )
         .await?;
-        page.next_due = row.first().map(|row| at(row.get(1)));
+        page.next_due = row.first().map(|row| at(row.get("due_at")));
     }
     Ok(page)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::PostgresState;
+use super::column_values::ColumnValues;
 use super::lane::pass_dead_heads;
 use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
@@ -13,6 +14,7 @@ use crate::model::audit::{AuditedAction, Initiator, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::settings_bytes;
+use crate::model::shard::Shard;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
 use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint as plan;
@@ -79,28 +81,43 @@ pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i6
     Ok(Some((no, endpoint)))
 }
 
+/// Inserts the row of a new endpoint, and returns its number; none if it has no
+/// tenant.
+pub async fn insert(work: &UnitOfWork<'_>, endpoint: &Endpoint, version: i64) -> Result<Option<i64>> {
+    let columns = changeable_columns(work.shared, endpoint, version)
+        .set("id", endpoint.id)
+        .set("shard", i16::from(Shard::of(&endpoint.tenant, endpoint.id).0))
+        .set("created_at", millis(endpoint.created_at));
+    let sql = format!(
+        "INSERT INTO posthaste.endpoints (tenant, {}) SELECT t.no, {} FROM posthaste.tenants t
+         WHERE t.id = {} AND t.deleted_at IS NULL RETURNING no",
+        columns.names(),
+        columns.marks(),
+        columns.mark(1)
+    );
+    let row = work.tx.query_opt(&sql, &columns.parameters(bind![endpoint.tenant])).await?;
+    Ok(row.map(|row| row.get("no")))
+}
+
+/// Returns the columns of an endpoint that a change may write.
+fn changeable_columns(shared: &PostgresState, endpoint: &Endpoint, version: i64) -> ColumnValues {
+    ColumnValues::default()
+        .set("settings", seal_settings(shared, endpoint))
+        .set("urls", seal_urls(shared, endpoint))
+        .set("standing", to_json(&endpoint.status))
+        .set("skips", endpoint.settings.on_dead == OnDead::Skip)
+        .set("quiet_until", endpoint.quiet_until.map(millis))
+        .set("mailed_at", endpoint.mailed_at.map(millis))
+        .set("updated_at", millis(endpoint.updated_at))
+        .set("version", version)
+}
+
 /// Writes an endpoint back, and puts it into the index after the commit.
 async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let version = work.bump_catalog_version().await?;
-    let sql = "UPDATE posthaste.endpoints SET settings = $2, standing = $3, updated_at = $4, quiet_until = $5,
-                   mailed_at = $6, version = $7, skips = $8, urls = $9 WHERE no = $1";
-    let (settings, standing) = (seal_settings(work.shared, &endpoint), to_json(&endpoint.status));
-    work.tx
-        .execute(
-            sql,
-            bind![
-                no,
-                settings,
-                standing,
-                millis(endpoint.updated_at),
-                endpoint.quiet_until.map(millis),
-                endpoint.mailed_at.map(millis),
-                version,
-                endpoint.settings.on_dead == OnDead::Skip,
-                seal_urls(work.shared, &endpoint),
-            ],
-        )
-        .await?;
+    let columns = changeable_columns(work.shared, &endpoint, version);
+    let sql = format!("UPDATE posthaste.endpoints SET {} WHERE no = {}", columns.assignments(), columns.mark(1));
+    work.tx.execute(&sql, &columns.parameters(bind![no])).await?;
     store_health(work.tx, &[(no, &endpoint.health)]).await?;
     let endpoint = Arc::new(endpoint);
     let known = endpoint.clone();

@@ -22,15 +22,15 @@ use crate::store::{Error, Result};
 pub async fn expunge(shared: &Arc<PostgresState>, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
     let row = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
     let row = row.ok_or(Error::NotFound("event"))?;
-    let (no, first, below): (i64, i64, i64) =
-        (row.get(0), row.get(1), row.get::<_, i64>(1) + i64::from(row.get::<_, i32>(2)));
+    let (no, tenant_no, first): (i64, i64, i64) = (row.get("no"), row.get("tenant"), row.get("first_delivery"));
+    let below = first + i64::from(row.get::<_, i32>("deliveries"));
     let tx = shared.begin().await?;
     let expunged = async {
         let freed = wipe(&tx, no, first, below).await?;
         if let Some(bytes) = freed {
-            stored_bytes::subtract(&tx, BytesByDay::from([((row.get(3), day_of(no)), bytes)])).await?;
+            stored_bytes::subtract(&tx, BytesByDay::from([((tenant_no, day_of(no)), bytes)])).await?;
         }
-        record(&tx, by, row.get(3), &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
+        record(&tx, by, tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
         Ok(freed.is_some())
     };
     let is_done = expunged.await;
@@ -69,9 +69,9 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
     }
     let sql = "SELECT delivery, number, record FROM posthaste.attempts WHERE delivery >= $1 AND delivery < $2";
     for row in tx.query(sql, bind![first, below]).await? {
-        let (delivery, number): (i64, i32) = (row.get(0), row.get(1));
+        let (delivery, number): (i64, i32) = (row.get("delivery"), row.get("number"));
         let sql = "UPDATE posthaste.attempts SET record = $3 WHERE delivery = $1 AND number = $2";
-        tx.execute(sql, bind![delivery, number, unanswered(row.get(2))]).await?;
+        tx.execute(sql, bind![delivery, number, unanswered(row.get("record"))]).await?;
     }
     Ok(Some(bytes))
 }

@@ -63,14 +63,14 @@ async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> 
         read_rows(shared, include_str!("sql/forget_look.sql"), bind![after, below, step, accepted_before]).await?;
     let mut forgotten = ForgottenCounts::default();
     if seen.len() >= horizon.step {
-        forgotten.next = seen.last().map(|row| row.get::<_, i64>(0) as u64);
+        forgotten.next = seen.last().map(|row| row.get::<_, i64>("no") as u64);
     }
-    let old: Vec<_> = seen.iter().filter(|row| row.get::<_, bool>(3)).collect();
+    let old: Vec<_> = seen.iter().filter(|row| row.get::<_, bool>("is_old")).collect();
     if old.is_empty() {
         return Ok(forgotten);
     }
-    let column = |index: usize| -> Vec<i64> { old.iter().map(|row| row.get(index)).collect() };
-    let (events, first, end) = (column(0), column(1), column(2));
+    let column = |name: &str| -> Vec<i64> { old.iter().map(|row| row.get(name)).collect() };
+    let (events, first, end) = (column("no"), column("first_delivery"), column("end_delivery"));
     let tx = shared.begin().await?;
     let deleted = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
     let deleted: Vec<i64> = deleted.iter().map(|row| row.get(0)).collect();
@@ -83,8 +83,9 @@ async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> 
     forgotten.events = deleted.len();
     let mut freed = BytesByDay::new();
     for row in &deleted {
-        let (data, deliveries) = (row.get::<_, i32>(2) as usize, row.get::<_, i32>(3) as usize);
-        *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += stored_bytes(data, deliveries).cast_signed();
+        let (data, deliveries) = (row.get::<_, i32>("bytes") as usize, row.get::<_, i32>("deliveries") as usize);
+        *freed.entry((row.get("tenant"), day_of(row.get("no")))).or_insert(0) +=
+            stored_bytes(data, deliveries).cast_signed();
     }
     stored_bytes::subtract(&tx, freed).await?;
     tx.commit().await?;

@@ -90,11 +90,11 @@ impl History for PostgresStore {
         let Some(tenant) = self.shared.index().tenant_no(tenant) else { return Ok(None) };
         let no = delivery_no(id);
         let rows = read_rows(&self.shared, include_str!("sql/attempts.sql"), bind![no, tenant]).await?;
-        let is_it = rows.first().is_some_and(|row| delivery_id(no, row.get(1)) == id);
+        let is_it = rows.first().is_some_and(|row| delivery_id(no, row.get("created_at")) == id);
         if !is_it {
             return Ok(None);
         }
-        Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>(2)))))
+        Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>("record")))))
     }
 
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {

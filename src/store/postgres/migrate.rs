@@ -130,22 +130,22 @@ async fn version(transaction: &Transaction<'_>) -> Result<usize, tokio_postgres:
 }
 
 async fn check_server(client: &Client) -> anyhow::Result<()> {
-    let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
-                      pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on',
-                      current_setting('fsync', true), current_setting('full_page_writes', true),
-                      current_setting('synchronous_commit', true)";
+    let sql = "SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,
+                      pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS is_standby,
+                      current_setting('fsync', true) AS fsync, current_setting('full_page_writes', true) AS full_page_writes,
+                      current_setting('synchronous_commit', true) AS synchronous_commit";
     let row = client.query_typed(sql, &[]).await;
     let row = row.map_err(|problem| connect::failed("cannot ask the database what it is", &problem))?;
     let row = row.first().ok_or_else(|| anyhow!("the database does not say what it is"))?;
-    let (number, version): (i32, String) = (row.get(0), row.get(1));
+    let (number, version): (i32, String) = (row.get("number"), row.get("version"));
     if number < VERSION_MIN {
         bail!("the server is PostgreSQL {version}; posthaste needs 15 or newer");
     }
-    if row.get(2) {
+    if row.get("is_standby") {
         let words = "the database takes no writes, as a standby does; name the primary in --database-url";
         return Err(DatabaseUnavailable(words.into()).into());
     }
-    for warning in warnings(row.get(3), row.get(4), row.get(5)) {
+    for warning in warnings(row.get("fsync"), row.get("full_page_writes"), row.get("synchronous_commit")) {
         warn!("{warning}");
     }
     Ok(())

@@ -35,6 +35,7 @@ mod change;
 mod claims;
 mod cluster;
 mod cluster_notifier;
+mod column_values;
 mod connect;
 mod connections;
 mod database_time;

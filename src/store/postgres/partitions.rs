@@ -67,11 +67,11 @@ async fn make(shared: &PostgresState) -> Result<usize> {
     run(&tx, "SET LOCAL lock_timeout = '1s'").await?;
     let mut made = 0;
     for row in tx.query(include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await? {
-        let table = PartitionedTable::named(row.get(0));
+        let table = PartitionedTable::named(row.get("parent"));
         let day = PartitionDay {
-            name: row.get(1),
-            from: number_at(row.get(2)),
-            to: number_at(row.get::<_, i64>(2) + DAY_MS),
+            name: row.get("day"),
+            from: number_at(row.get("from_ms")),
+            to: number_at(row.get::<_, i64>("from_ms") + DAY_MS),
         };
         let key = table.key;
         let sql = format!(
@@ -117,10 +117,10 @@ pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Res
     let mut total = ForgottenCounts::default();
     let ended_before = millis(horizon.finished_before).saturating_sub(LATE_MS);
     for row in read_rows(shared, include_str!("sql/old_days.sql"), bind![ended_before]).await? {
-        let from_ms: i64 = row.get(1);
-        let day = PartitionDay { name: row.get(0), from: number_at(from_ms), to: number_at(from_ms + DAY_MS) };
+        let from_ms: i64 = row.get("from_ms");
+        let day = PartitionDay { name: row.get("day"), from: number_at(from_ms), to: number_at(from_ms + DAY_MS) };
         let tables: Vec<PartitionedTable> =
-            row.get::<_, Vec<&str>>(2).into_iter().map(PartitionedTable::named).collect();
+            row.get::<_, Vec<&str>>("parents").into_iter().map(PartitionedTable::named).collect();
         match drop_day(shared, &day, &tables, horizon).await {
             Ok(Some(deleted)) => {
                 total.events += deleted.events;
@@ -250,9 +250,9 @@ impl RetainedRows {
         let sql = include_str!("sql/kept_of_day.sql");
         let mut retained = Self::default();
         for row in tx.query(sql, bind![day.from, day.to, slack, since, limit]).await? {
-            let no: i64 = row.get(0);
+            let no: i64 = row.get("no");
             retained.rows += 1;
-            match (row.get::<_, bool>(1), row.get::<_, bool>(2)) {
+            match (row.get::<_, bool>("is_finished"), row.get::<_, bool>("is_delivery")) {
                 (_, false) => retained.events.push(no),
                 (is_finished, true) => {
                     retained.deliveries.push(no);

@@ -16,6 +16,26 @@ use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
 use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
 
+/// Returns what a sealed text is about.
+type About = fn(EndpointId) -> Vec<u8>;
+
+/// Table, column and query of everything that is sealed, and what it is about.
+const SEALED_COLUMNS: [(&str, &str, &str, About); 3] = [
+    ("endpoints", "settings", "SELECT id, id AS endpoint, settings AS sealed FROM posthaste.endpoints", about_settings),
+    (
+        "endpoints",
+        "urls",
+        "SELECT id, id AS endpoint, urls AS sealed FROM posthaste.endpoints WHERE urls IS NOT NULL",
+        about_urls,
+    ),
+    (
+        "secrets",
+        "sealed",
+        "SELECT s.id, p.id AS endpoint, s.sealed FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint",
+        about_secret,
+    ),
+];
+
 /// Puts a new key into this key file, before the old one, and seals everything
 /// under it. Returns the number of sealed texts.
 pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
@@ -37,27 +57,13 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
     check_key(&transaction, &Seal::read(file)?).await?;
     let seal = Seal::begin_rotation(file)?;
     let mut count = 0;
-    for (table, column, sql, about) in [
-        (
-            "endpoints",
-            "settings",
-            "SELECT id, id, settings FROM posthaste.endpoints",
-            about_settings as fn(EndpointId) -> Vec<u8>,
-        ),
-        ("endpoints", "urls", "SELECT id, id, urls FROM posthaste.endpoints WHERE urls IS NOT NULL", about_urls),
-        (
-            "secrets",
-            "sealed",
-            "SELECT s.id, p.id, s.sealed FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint",
-            about_secret,
-        ),
-    ] {
+    for (table, column, sql, about) in SEALED_COLUMNS {
         let (mut ids, mut texts) = (Vec::<Uuid>::new(), Vec::<Vec<u8>>::new());
         for row in transaction.query_typed(sql, &[]).await.map_err(failed)? {
-            let endpoint = EndpointId(row.get(1));
-            let sealed = seal.reseal(&about(endpoint), row.get(2));
+            let endpoint = EndpointId(row.get("endpoint"));
+            let sealed = seal.reseal(&about(endpoint), row.get("sealed"));
             texts.push(sealed.ok_or_else(|| SealError(format!("what is kept of endpoint {endpoint}")))?);
-            ids.push(row.get(0));
+            ids.push(row.get("id"));
         }
         count += ids.len();
         let sql = format!(

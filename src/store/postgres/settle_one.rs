@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use tracing::error;
 
 use super::claims::{self, ClaimKey};
+use super::column_values::ColumnValues;
 use super::endpoint::apply_endpoint_update;
 use super::lane::{is_head, pass, skips_dead};
 use super::locked_delivery::{DeliveryTable, LockedDelivery};
@@ -159,26 +160,24 @@ async fn write_progress(
     budget: &ProgressColumns,
     started_at: i64,
 ) -> Result<()> {
+    let columns = ColumnValues::default()
+        .set("attempts", budget.attempts)
+        .set("attempts_before", budget.attempts_before)
+        .set("age_from", budget.age_from)
+        .set("held_before", budget.held_before)
+        .set("not_found", budget.not_found)
+        .set("no_such_name", budget.no_such_name)
+        .set("forbidden_target", budget.forbidden_target)
+        .set("last_delay", budget.last_delay)
+        .set("max_age", budget.max_age);
     let sql = format!(
-        "UPDATE {} SET attempts = $2, attempts_before = $3, age_from = $4, held_before = $5, not_found = $6,
-             no_such_name = $7, forbidden_target = $8, first_attempt_at = coalesce(first_attempt_at, $9),
-             last_delay = $10, max_age = $11 WHERE no = $1",
-        delivery.table.name()
+        "UPDATE {} SET {}, first_attempt_at = coalesce(first_attempt_at, {}) WHERE no = {}",
+        delivery.table.name(),
+        columns.assignments(),
+        columns.mark(1),
+        columns.mark(2),
     );
-    let parameters = bind![
-        delivery.no,
-        budget.attempts,
-        budget.attempts_before,
-        budget.age_from,
-        budget.held_before,
-        budget.not_found,
-        budget.no_such_name,
-        budget.forbidden_target,
-        started_at,
-        budget.last_delay,
-        budget.max_age,
-    ];
-    work.tx.execute(&sql, parameters).await.map(|_| ())
+    work.tx.execute(&sql, &columns.parameters(bind![started_at, delivery.no])).await.map(|_| ())
 }
 
 /// Lets the lane take its step; returns what may be dispatched then.

@@ -22,17 +22,23 @@ impl UnitOfWork<'_> {
         }
         // Another node has just changed the catalog, so ask the database. Sealed
         // settings are a little longer than what is counted in memory.
-        let sql = "SELECT (SELECT count(*) FROM posthaste.endpoints p WHERE p.tenant = t.no AND p.deleted_at IS NULL),
+        let sql = "SELECT (SELECT count(*) FROM posthaste.endpoints p WHERE p.tenant = t.no AND p.deleted_at IS NULL)
+                              AS endpoints,
                           (SELECT coalesce(sum(octet_length(p.settings)), 0)::bigint FROM posthaste.endpoints p
-                           WHERE p.tenant = t.no AND p.deleted_at IS NULL),
-                          (SELECT count(*) FROM posthaste.tokens k WHERE k.tenant = t.no AND k.deleted_at IS NULL),
+                           WHERE p.tenant = t.no AND p.deleted_at IS NULL) AS settings_bytes,
+                          (SELECT count(*) FROM posthaste.tokens k WHERE k.tenant = t.no AND k.deleted_at IS NULL)
+                              AS tokens,
                           t.limits
                    FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL";
         let row = self.tx.query_opt(sql, bind![tenant.as_str()]).await?.ok_or(Error::NotFound("tenant"))?;
-        let count = |n: usize| row.get::<_, i64>(n).cast_unsigned();
-        let usage =
-            TenantUsage { endpoints: count(0), settings_bytes: count(1), tokens: count(2), ..TenantUsage::default() };
-        Ok((usage, from_json(row.get(3))))
+        let count = |column: &str| row.get::<_, i64>(column).cast_unsigned();
+        let usage = TenantUsage {
+            endpoints: count("endpoints"),
+            settings_bytes: count("settings_bytes"),
+            tokens: count("tokens"),
+            ..TenantUsage::default()
+        };
+        Ok((usage, from_json(row.get("limits"))))
     }
 
     /// Checks that the tenant's limits allow more endpoints and bytes of

@@ -7,6 +7,7 @@
 -- Served by: queue_due, one seek per endpoint.
 SELECT s.shard, s.node, s.epoch,
        greatest(0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint - coalesce(l.due_at, 9223372036854775807))
+           AS lag_ms
 FROM posthaste.shards s LEFT JOIN (
     SELECT p.shard, min(f.due_at) AS due_at
     FROM posthaste.endpoints p CROSS JOIN LATERAL (
