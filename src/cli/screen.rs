@@ -3,6 +3,9 @@
 
 use std::io::IsTerminal;
 
+use crate::model::delivery::DeadCause;
+use crate::model::named_enum::NamedEnum;
+
 /// Width of a terminal that does not tell its own.
 const USUAL_WIDTH: usize = 80;
 
@@ -84,7 +87,7 @@ impl Tone {
             "waiting" | "in" | "paused" | "retry" | "half_open" | "ramp" => Some(Self::Watch),
             "cancelled" => Some(Self::Faint),
             "open" | "dead" | "disabled" | "refused" | "gone" | "true" => Some(Self::Bad),
-            "exhausted" | "expired" | "poisoned" | "damaged" => Some(Self::Bad),
+            word if DeadCause::ALL.iter().any(|cause| cause.as_str() == word) => Some(Self::Bad),
             _ => None,
         }
     }
@@ -106,6 +109,9 @@ mod tests {
             ("description", "dead", None),
         ] {
             assert_eq!(Tone::of(field, value), tone, "{field} {value}");
+        }
+        for cause in DeadCause::ALL {
+            assert_eq!(Tone::of("cause", cause.as_str()), Some(Tone::Bad), "{cause:?}");
         }
     }
 
