@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::Semaphore;
 
@@ -254,14 +255,23 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
          PRAGMA wal_autocheckpoint = 16000;
          PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
     ))?;
+    keep_plans(db)?;
     db.set_prepared_statement_cache_capacity(128);
     Ok(())
+}
+
+/// Makes SQLite plan a statement once. Otherwise it plans anew at every
+/// execution of a statement whose bound values might make another partial
+/// index fit, which took 15 % of all CPU time with a backlog.
+fn keep_plans(db: &Connection) -> rusqlite::Result<()> {
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 fn reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags)?;
     db.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -4096;")?;
+    keep_plans(&db)?;
     db.set_prepared_statement_cache_capacity(64);
     Ok(db)
 }
@@ -286,9 +296,29 @@ fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::StatementStatus;
+
     use super::*;
     use crate::metrics::Metrics;
     use crate::store::{Catalog, DeliveryQueue};
+
+    #[test]
+    fn a_statement_is_planned_once_whatever_values_are_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("posthaste.db");
+        let writer = Connection::open(&path).unwrap();
+        prepare(&writer, Durability::Unsynced).unwrap();
+        migrate(&writer, &path).unwrap();
+        for db in [&writer, &reader(&path).unwrap()] {
+            // Index deliveries_due has the condition that the state is 0.
+            let mut read =
+                db.prepare("SELECT no FROM deliveries WHERE state = ? AND behind = 0 AND endpoint = 1").unwrap();
+            for state in [0, 1, 0] {
+                assert!(!read.exists([state]).unwrap());
+            }
+            assert_eq!(read.get_status(StatementStatus::RePrepare), 0);
+        }
+    }
 
     #[tokio::test]
     async fn a_store_of_an_older_version_is_brought_up_with_what_is_in_it() {
