@@ -3,8 +3,8 @@
 //! Jobs queue up while a commit is being synced; the next transaction takes
 //! all of them. There is no window to wait for: under load batches form by
 //! themselves, and a lone job is committed at once. Jobs that somebody waits
-//! for, such as accepting an event, go before jobs that nobody waits for, and
-//! a transaction takes only a few of the latter.
+//! for, such as accepting an event, go before jobs that nobody waits for, such
+//! as settlements; a transaction takes up to the same number of each.
 //!
 //! Invariant: a job's caller is told of success only after its commit is on
 //! disk and the catalog in memory shows it.
@@ -34,8 +34,11 @@ use crate::store::{Error, Result};
 /// Largest number of jobs in one transaction, so that the first of them does
 /// not wait for a flood of others.
 const JOBS_PER_COMMIT: usize = 1_024;
-/// Largest number of low-priority jobs in one transaction: a few milliseconds.
-const LATER_PER_COMMIT: usize = 128;
+/// Largest number of low-priority jobs in one transaction. It is as large as
+/// the number of the others: most are settlements, and if a transaction could
+/// take fewer of them than events, deliveries would fall behind what is
+/// accepted for as long as the load lasts.
+const LATER_PER_COMMIT: usize = JOBS_PER_COMMIT;
 /// Number of jobs that may queue up before callers have to wait.
 const JOBS_WAITING_MAX: usize = 4_096;
 
@@ -388,19 +391,20 @@ mod tests {
     #[test]
     fn what_somebody_waits_for_goes_before_what_only_has_to_be_kept() {
         let (jobs, mut waiting) = mpsc::channel(JOBS_WAITING_MAX);
-        for n in 0..1_000 {
+        for n in 0..JOBS_WAITING_MAX {
             let priority = if n % 100 == 99 { WritePriority::First } else { WritePriority::Later };
             jobs.try_send((priority, Box::new(Nothing) as Box<dyn WriteJob>)).unwrap();
         }
         let mut queue = WriteQueue::default();
         assert!(queue.wait(&mut waiting));
-        assert_eq!(queue.take().len(), 10 + LATER_PER_COMMIT, "all of the first, and a little of the others");
+        let first = JOBS_WAITING_MAX / 100;
+        assert_eq!(queue.take().len(), first + LATER_PER_COMMIT, "all of the first, and as many others as fit");
         // No job is lost.
         drop(jobs);
         let mut left = 0;
         while queue.wait(&mut waiting) {
             left += queue.take().len();
         }
-        assert_eq!(left, 990 - LATER_PER_COMMIT);
+        assert_eq!(left, JOBS_WAITING_MAX - first - LATER_PER_COMMIT);
     }
 }
