@@ -320,6 +320,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn sqlite_counts_no_allocations() {
+        let db = Connection::open_in_memory().unwrap();
+        let options = "SELECT count(*) FROM pragma_compile_options WHERE compile_options = 'DEFAULT_MEMSTATUS=0'";
+        assert_eq!(db.query_row(options, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
+    }
+
     #[tokio::test]
     async fn a_store_of_an_older_version_is_brought_up_with_what_is_in_it() {
         let folder = tempfile::tempdir().unwrap();
