@@ -51,6 +51,18 @@ impl<T: FromSqlOwned + SqlTyped> PostgresColumns for T {
     }
 }
 
+/// Two groups of columns, one after the other.
+impl<A: PostgresColumns, B: PostgresColumns> PostgresColumns for (A, B) {
+    fn read_next(row: &tokio_postgres::Row, next: &mut usize) -> Self {
+        (A::read_next(row, next), B::read_next(row, next))
+    }
+
+    fn add_types(types: &mut Vec<Type>) {
+        A::add_types(types);
+        B::add_types(types);
+    }
+}
+
 /// A value that is written to SQLite: one column, or a group of them.
 pub trait SqliteParameters {
     /// A question mark for each column.

@@ -47,6 +47,7 @@ mod damage;
 mod differential;
 mod due;
 mod expunge;
+mod forged_statistics;
 mod forget;
 mod health;
 mod history;

@@ -2,14 +2,18 @@
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 
 use super::PostgresState;
 use super::claims::{self, ClaimKey};
 use super::rows::{FORMAT_CODE_MAX, at, delivery_id, millis};
+use super::stored_function::{IN_ORDER, NamedSql, StoredFunction};
 use super::transaction::{bind, with_timeout};
 use crate::model::id::EndpointId;
+use crate::store::row::{PostgresColumns, row};
 use crate::store::{DuePage, DueQuery, Result};
 use jiff::Timestamp;
+use tokio_postgres::types::Type;
 use tracing::warn;
 
 /// A time for each endpoint before which nothing in its queue is due.
@@ -89,27 +93,28 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     };
     let client = shared.connection().await?;
     let (sql, start) = if query.urgent_only {
-        (include_str!("sql/read_urgent.sql"), ReadStart { due_at: i64::MIN, lowered: 0 })
+        (READ_URGENT.call(), ReadStart { due_at: i64::MIN, lowered: 0 })
     } else {
-        (include_str!("sql/read_due.sql"), shared.watermarks.of(endpoint))
+        (READ_DUE.call(), shared.watermarks.of(endpoint))
     };
     let limit = i64::try_from(query.limit.saturating_add(query.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
     let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit, FORMAT_CODE_MAX])).await?;
     let mut page = DuePage::default();
     let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
-    for row in &rows {
-        let (no, due_at): (i64, i64) = (row.get("no"), row.get("due_at"));
-        if query.except.contains(&delivery_id(no, row.get("created_at"))) {
+    let rows: Vec<DueRow> = rows.iter().map(DueRow::read).collect();
+    for DueRow { no, due_at, created_at, event } in &rows {
+        let (no, due_at) = (*no, *due_at);
+        if query.except.contains(&delivery_id(no, *created_at)) {
             continue;
         }
         if due_at > millis(query.until) || chosen.len() >= query.limit {
             page.next_due = Some(at(due_at));
             break;
         }
-        chosen.push((ClaimKey { no, event: row.get("event") }, due_at));
+        chosen.push((ClaimKey { no, event: *event }, due_at));
     }
     if !query.urgent_only {
-        let first = rows.first().map_or(millis(query.until), |row| row.get("due_at"));
+        let first = rows.first().map_or(millis(query.until), |row| row.due_at);
         shared.watermarks.raise(endpoint, start, first);
     }
     let keys: Vec<ClaimKey> = chosen.iter().map(|(key, _)| *key).collect();
@@ -121,11 +126,9 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     if query.urgent_only {
         page.next_urgent = page.next_due.take();
         let from = shared.watermarks.of(endpoint).due_at;
-        let row = with_timeout(
-            client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, from, 1_i64, FORMAT_CODE_MAX]),
-        )
-        .await?;
-        page.next_due = row.first().map(|row| at(row.get("due_at")));
+        let first = bind![endpoint, from, 1_i64, FORMAT_CODE_MAX];
+        let rows = with_timeout(client.query_typed(READ_DUE.call(), first)).await?;
+        page.next_due = rows.first().map(|row| at(DueRow::read(row).due_at));
     }
     Ok(page)
 }
@@ -134,10 +137,54 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
 /// waiting deliveries.
 pub async fn earliest_due(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(EndpointId, Timestamp)>> {
     let client = shared.connection().await?;
-    let rows =
-        with_timeout(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards, FORMAT_CODE_MAX])).await?;
-    Ok(rows.iter().map(|row| (EndpointId(row.get(0)), at(row.get(1)))).collect())
+    let rows = with_timeout(client.query_typed(EARLIEST_DUE.call(), bind![shards, FORMAT_CODE_MAX])).await?;
+    Ok(rows.iter().map(EarliestDueRow::read).map(|row| (row.endpoint, at(row.due_at))).collect())
 }
+
+row! {
+    /// A due delivery, with what is needed to choose among them.
+    postgres struct DueRow {
+        no: i64 = "d.no",
+        due_at: i64 = "d.due_at",
+        created_at: i64 = "d.created_at",
+        event: i64 = "d.event",
+    }
+}
+
+row! {
+    /// The earliest due time of an endpoint.
+    postgres struct EarliestDueRow {
+        endpoint: EndpointId = "p.id",
+        due_at: i64 = "f.due_at",
+    }
+}
+
+/// Reads what is due for an endpoint: `sql/read_due.sql`.
+pub static READ_DUE: LazyLock<StoredFunction> =
+    LazyLock::new(|| due_function("read_due", include_str!("sql/read_due.sql")));
+
+/// Reads what is due for an endpoint and a person asked for: `sql/read_urgent.sql`.
+pub static READ_URGENT: LazyLock<StoredFunction> =
+    LazyLock::new(|| due_function("read_urgent", include_str!("sql/read_urgent.sql")));
+
+fn due_function(name: &str, sql: &str) -> StoredFunction {
+    let sql = NamedSql::new(sql).parameter("endpoint", Type::INT8).parameter("from", Type::INT8);
+    let sql = sql.parameter("limit", Type::INT8).parameter("format_max", Type::INT2);
+    StoredFunction::query::<DueRow>(name, IN_ORDER, sql.replace("columns", DueRow::COLUMNS))
+}
+
+/// Reads the earliest due time of each endpoint: `sql/earliest_due.sql`.
+pub static EARLIEST_DUE: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/earliest_due.sql")).parameter("shards", Type::INT2_ARRAY);
+    let sql = sql.parameter("format_max", Type::INT2).replace("columns", EarliestDueRow::COLUMNS);
+    StoredFunction::query::<EarliestDueRow>("earliest_due", IN_ORDER, sql)
+});
+
+/// Reads the earliest due time of the endpoints asked for: `sql/oldest_due.sql`.
+pub static OLDEST_DUE: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/oldest_due.sql")).parameter("endpoints", Type::INT8_ARRAY);
+    StoredFunction::query::<Option<i64>>("oldest_due", IN_ORDER, sql)
+});
 
 /// Counts the waiting deliveries of these shards' endpoints, and sets the
 /// counts of endpoints that are not this node's to 0. It runs beside the

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
+use super::due::OLDEST_DUE;
 use super::read_query::{read_one, read_rows};
 use super::rows::{at, delivery_id, delivery_no, millis, stored_tenant};
 use super::transaction::bind;
@@ -114,7 +115,7 @@ impl History for PostgresStore {
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
         // No endpoint has the number 0, so nothing is due for an unknown one.
         let numbers: Vec<i64> = endpoints.iter().map(|id| endpoint_no(&self.shared, *id).unwrap_or_default()).collect();
-        let rows = read_rows(&self.shared, include_str!("sql/oldest_due.sql"), bind![numbers]).await?;
+        let rows = read_rows(&self.shared, OLDEST_DUE.call(), bind![numbers]).await?;
         Ok(rows.iter().map(|row| row.get::<_, Option<i64>>(0).map(at)).collect())
     }
 

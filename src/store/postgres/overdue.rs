@@ -1,12 +1,16 @@
 //! Finds waiting deliveries that may have expired.
 
+use std::sync::LazyLock;
+
 use jiff::Timestamp;
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 
 use super::PostgresState;
 use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
 use super::read_query::read_rows;
 use super::rows::{FORMAT_CODE_MAX, at, delivery_id, delivery_no, millis};
+use super::stored_function::{IN_ORDER, NamedSql, StoredFunction};
 use super::transaction::bind;
 use crate::model::id::TenantId;
 use crate::store::delivery_columns::OverdueColumns;
@@ -22,8 +26,7 @@ pub async fn read_overdue(
     shards: Vec<i16>,
 ) -> Result<OverduePage> {
     let one_more = limit as i64 + 1;
-    let sql = include_str!("sql/overdue.sql").replace("{columns}", OverdueRow::COLUMNS);
-    let rows = read_rows(shared, &sql, bind![shards, one_more, FORMAT_CODE_MAX]).await?;
+    let rows = read_rows(shared, OVERDUE.call(), bind![shards, one_more, FORMAT_CODE_MAX]).await?;
     let mut page = OverduePage::default();
     for row in rows.iter().map(OverdueRow::read) {
         if row.expiry_check_at > millis(now) || page.found.len() == limit {
@@ -53,6 +56,25 @@ row! {
     }
 }
 
+/// Reads what may have expired: `sql/overdue.sql`.
+pub static OVERDUE: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/overdue.sql")).parameter("shards", Type::INT2_ARRAY);
+    let sql = sql.parameter("limit", Type::INT8).parameter("format_max", Type::INT2);
+    StoredFunction::query::<OverdueRow>("overdue", IN_ORDER, sql.replace("columns", OverdueRow::COLUMNS))
+});
+
+/// Reads waiting deliveries that have had no attempt: `sql/untried.sql`.
+pub static UNTRIED: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let numbers = ["tenant", "after", "below", "rows_max", "limit"];
+    let sql = NamedSql::new(include_str!("sql/untried.sql"));
+    let sql = numbers.into_iter().fold(sql, |sql, name| sql.parameter(name, Type::INT8));
+    let sql = sql.parameter("shards", Type::INT2_ARRAY).parameter("before", Type::INT8);
+    let sql = sql.parameter("format_max", Type::INT2);
+    let columns = joined!(", "; UntriedScan::COLUMNS, OverdueColumns::COLUMNS);
+    let sql = sql.replace("columns", columns);
+    StoredFunction::query::<(UntriedScan, OverdueColumns)>("untried", IN_ORDER, sql)
+});
+
 /// Largest number of rows that one page of untried deliveries reads.
 const ROWS_MAX: i64 = 10_000;
 
@@ -71,10 +93,8 @@ pub async fn read_untried(
     let before = millis(query.before);
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let limit = query.limit as i64;
-    let columns = joined!(", "; UntriedScan::COLUMNS, OverdueColumns::COLUMNS);
-    let sql = include_str!("sql/untried.sql").replace("{columns}", columns);
-    let rows =
-        read_rows(shared, &sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX]).await?;
+    let parameters = bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX];
+    let rows = read_rows(shared, UNTRIED.call(), parameters).await?;
     let Some(scan) = rows.first().map(UntriedScan::read) else { return Ok(page) };
     page.found = rows.iter().filter_map(untried).collect();
     page.next = match page.found.last() {

@@ -20,7 +20,12 @@ use tokio_postgres::types::Type;
 use crate::store::row::{Batch, PostgresColumns};
 
 /// Planner settings for lookups by given keys, through an index.
-pub const LOOKUPS: &str = "SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off";
+pub const LOOKUPS: &str = "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off \
+                           SET enable_mergejoin = off";
+/// Planner settings for reads of the first rows in an index's order: no plan
+/// may collect and sort all that waits, however little the statistics expect.
+pub const IN_ORDER: &str = "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off \
+                            SET enable_hashjoin = off SET enable_mergejoin = off SET enable_hashagg = off";
 /// Planner settings for joins of long parameter arrays with each other.
 pub const BULK: &str = "SET enable_seqscan = off SET enable_nestloop = off";
 

@@ -5,10 +5,8 @@
 --
 -- Served by: queue_due, one seek per endpoint however many deliveries wait for
 -- it.
---
--- $1 shards, $2 the highest format that is known
-SELECT p.id, f.due_at
+SELECT {columns}
 FROM posthaste.endpoints p CROSS JOIN LATERAL (
-    SELECT q.due_at FROM posthaste.queue q WHERE q.endpoint = p.no AND NOT q.behind AND q.format <= $2
+    SELECT q.due_at FROM posthaste.queue q WHERE q.endpoint = p.no AND NOT q.behind AND q.format <= {format_max}
     ORDER BY q.due_at LIMIT 1) f
-WHERE p.deleted_at IS NULL AND p.shard = ANY($1)
+WHERE p.deleted_at IS NULL AND p.shard = ANY({shards})

@@ -1,10 +1,12 @@
 -- What an attempt needs, but for the event, of deliveries chosen before.
 --
 -- Safe when two nodes run it at once: it only reads; what was settled or
--- cancelled since is not among it. Served by the primary keys.
+-- cancelled since is not among it. Served by the primary keys: `LIMIT` leaves
+-- the planner no other index of the queue.
 SELECT {columns}
-FROM posthaste.queue d
+FROM unnest({deliveries}) AS k (no)
+     CROSS JOIN LATERAL (SELECT * FROM posthaste.queue q WHERE q.no = k.no LIMIT 1) d
      JOIN posthaste.endpoints p ON p.no = d.endpoint
      JOIN posthaste.tenants t ON t.no = d.tenant
-WHERE d.no = ANY ({deliveries}) AND NOT d.behind
+WHERE NOT d.behind
 ORDER BY d.due_at, d.no

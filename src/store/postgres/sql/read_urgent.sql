@@ -4,10 +4,8 @@
 -- Two nodes at once: it only reads.
 --
 -- Served by: queue_urgent.
---
--- $1 endpoint, $2 due at or after, $3 how many, $4 the highest format that is
--- known
-SELECT d.no, d.due_at, d.created_at, d.event
+SELECT {columns}
 FROM (SELECT no, due_at, created_at, event FROM posthaste.queue
-      WHERE endpoint = $1 AND urgent AND NOT behind AND due_at >= $2 AND format <= $4 ORDER BY due_at LIMIT $3) d
+      WHERE endpoint = {endpoint} AND urgent AND NOT behind AND due_at >= {from} AND format <= {format_max}
+      ORDER BY due_at LIMIT {limit}) d
 ORDER BY d.due_at, d.no

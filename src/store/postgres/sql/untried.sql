@@ -6,19 +6,15 @@
 --
 -- Served by: queue_by_tenant. `= ANY` and the order by tenant and number leave
 -- the planner no other index.
---
--- $1 tenant, $2 after this number, $3 below this number, $4 how many to read,
--- $5 how many to find, $6 shards, $7 their budget began before this,
--- $8 the highest format that is known
 WITH looked AS MATERIALIZED (
-    SELECT d.* FROM posthaste.queue d WHERE d.tenant = ANY (ARRAY[$1]) AND d.no > $2 AND d.no < $3
-    ORDER BY d.tenant, d.no LIMIT $4
+    SELECT d.* FROM posthaste.queue d WHERE d.tenant = ANY (ARRAY[{tenant}]) AND d.no > {after} AND d.no < {below}
+    ORDER BY d.tenant, d.no LIMIT {rows_max}
 ), found AS (
     SELECT d.*, p.id AS endpoint_id FROM looked d
     CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
-    WHERE d.shard = ANY ($6) AND d.age_from IS NULL AND p.deleted_at IS NULL
-      AND coalesce(d.replayed_at, d.created_at) < $7 AND d.format <= $8
-    ORDER BY d.no LIMIT $5
+    WHERE d.shard = ANY ({shards}) AND d.age_from IS NULL AND p.deleted_at IS NULL
+      AND coalesce(d.replayed_at, d.created_at) < {before} AND d.format <= {format_max}
+    ORDER BY d.no LIMIT {limit}
 )
 SELECT {columns}
 FROM (SELECT count(*) OVER () AS looked, l.no, l.created_at FROM looked l ORDER BY l.no DESC LIMIT 1) w
