@@ -6,13 +6,10 @@
 //! elsewhere by the time it is called.
 
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Uri;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -71,10 +68,11 @@ impl Connector {
         self.run_time.clone()
     }
 
-    async fn open(self, uri: Uri) -> Result<EndpointStream, ConnectFailure> {
+    /// Opens a connection to the host of a URL.
+    pub async fn open(&self, uri: &Uri) -> Result<EndpointStream, ConnectFailure> {
         let mut record = ConnectionRecord::now();
         let mut deadline = self.run_time.deadline(self.timeout);
-        let Some(target) = Target::of(&uri) else {
+        let Some(target) = Target::of(uri) else {
             let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
             return Err(ConnectFailure { failure, opened: record });
         };
@@ -171,19 +169,4 @@ async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     // Send small requests at once, without Nagle's delay.
     let _ = tcp.set_nodelay(true);
     Ok(tcp)
-}
-
-impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<EndpointStream>;
-    type Error = ConnectFailure;
-    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<EndpointStream>, ConnectFailure>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectFailure>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async move { connector.open(uri).await.map(TokioIo::new) })
-    }
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -36,6 +35,11 @@ impl EndpointStream {
     /// Creates the stream of a connection that was just opened.
     pub fn new(stream: ByteStream, record: ConnectionRecord, socket: SocketGuard) -> Self {
         Self { stream, record, _socket: socket }
+    }
+
+    /// The steps of opening the connection, and what was received on it.
+    pub fn record(&self) -> &ConnectionRecord {
+        &self.record
     }
 
     /// Adds an explanation to a TLS error. With TLS 1.3 the server's refusal of
@@ -72,12 +76,6 @@ pub struct SocketGuard(Arc<AtomicUsize>);
 impl Drop for SocketGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Connection for EndpointStream {
-    fn connected(&self) -> Connected {
-        Connected::new().extra(self.record.clone())
     }
 }
 

@@ -131,9 +131,9 @@ fn describe_prefix(prefix: &ResponsePrefix) -> String {
     prefix.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
 }
 
-/// Returns the causes of an error, from the nearest to the first.
+/// Returns an error and its causes, from the nearest to the first.
 pub fn causes<'a>(problem: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(problem.source(), |cause| (*cause).source())
+    std::iter::successors(Some(problem), |cause| (*cause).source())
 }
 
 fn oversized() -> AttemptFailure {

@@ -2,10 +2,6 @@
 //!
 //! The head of the answer decides; only the beginning of its body is kept.
 
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-
-use super::deadline::RequestDeadline;
 use crate::model::answer::Response;
 
 /// Bytes of a response body that are kept.
@@ -25,29 +21,52 @@ pub const HEAD_BYTES_MAX: usize = 32 * 1_024;
 /// Most headers of an answer.
 pub const HEAD_FIELDS_MAX: usize = 64;
 
-/// Reads an answer whose head is complete, until its end or the deadline.
-pub async fn read(response: http::Response<Incoming>, deadline: &mut RequestDeadline) -> Response {
-    let status = response.status().as_u16();
-    let headers = kept_headers(response.headers());
-    let mut body = response.into_body();
-    let (mut beginning, mut total) = (Vec::new(), 0);
-    // A body that stalls or breaks changes nothing: the head decides.
-    let is_whole = loop {
-        match deadline.wait(body.frame()).await {
-            Some(None) => break true,
-            Some(Some(Err(_))) | None => break false,
-            Some(Some(Ok(frame))) => {
-                let Some(data) = frame.data_ref() else { continue };
-                total += data.len();
-                let room = BODY_BYTES_KEPT.saturating_sub(beginning.len());
-                beginning.extend_from_slice(&data[..room.min(data.len())]);
-                if total > BODY_BYTES_READ {
-                    break false;
-                }
-            }
-        }
-    };
-    Response { status, headers, body: lossy(&beginning), is_truncated: !is_whole || total > beginning.len() }
+/// An answer whose head is complete, as far as its body was read.
+pub struct ResponseReader {
+    status: u16,
+    headers: Vec<(String, String)>,
+    /// The beginning of the body.
+    beginning: Vec<u8>,
+    /// Number of bytes of the body that were read.
+    total: usize,
+    /// Whether the body was read to its end.
+    is_whole: bool,
+}
+
+impl ResponseReader {
+    /// Begins with the head of an answer.
+    pub fn new(head: &http::response::Parts) -> Self {
+        let headers = kept_headers(&head.headers);
+        Self { status: head.status.as_u16(), headers, beginning: Vec::new(), total: 0, is_whole: false }
+    }
+
+    /// Whether more of the body should be read.
+    pub fn wants_more(&self) -> bool {
+        !self.is_whole && self.total <= BODY_BYTES_READ
+    }
+
+    /// Adds a part of the body.
+    pub fn add(&mut self, part: &[u8]) {
+        self.total += part.len();
+        let room = BODY_BYTES_KEPT.saturating_sub(self.beginning.len());
+        self.beginning.extend_from_slice(&part[..room.min(part.len())]);
+    }
+
+    /// The body has ended.
+    pub fn end(&mut self) {
+        self.is_whole = true;
+    }
+
+    /// Whether the body was read to its end.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Returns what is kept of the answer.
+    pub fn finish(self) -> Response {
+        let is_truncated = !self.is_whole || self.total > self.beginning.len();
+        Response { status: self.status, headers: self.headers, body: lossy(&self.beginning), is_truncated }
+    }
 }
 
 fn lossy(bytes: &[u8]) -> String {

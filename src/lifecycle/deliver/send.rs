@@ -5,29 +5,28 @@
 //!
 //! Connections are pooled per tenant and TLS settings, and never shared beyond that.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::error::Error;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderValue;
-use http::header::CONNECTION;
+use http::header::{CONNECTION, HOST};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Request, Uri};
 use http_body_util::Full;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{Connected, capture_connection};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::connect::Connector;
-use super::connection_record::{ConnectFailure, ConnectionRecord};
-use super::deadline::{RequestDeadline, SuspensionClock};
-use super::failure::{causes, failure, unanswered, unanswered_within};
-use super::response::{self, HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
+use super::connection_pool::{ConnectionPool, Origin};
+use super::deadline::SuspensionClock;
+use super::failure::{failure, unanswered_within};
+use super::http_connection::{HttpConnection, Unanswered};
+use super::response::ResponseReader;
 use super::sign::SignedRequest;
-use crate::model::answer::{Answer, AttemptFailure, FailureKind, Response, Timings, millis};
+use crate::model::answer::{Answer, AttemptFailure, FailureKind, Timings, millis};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
@@ -39,20 +38,15 @@ pub trait Sender: Send + Sync {
     async fn send(&self, request: SignedRequest) -> Answer;
 }
 
-/// Time after which an idle connection is closed. Receivers commonly close
-/// theirs after five seconds; closing first avoids sending into a closing one.
-const POOL_IDLE: Duration = Duration::from_secs(4);
 /// Time without a request after which a pool is dropped.
-const CLIENT_IDLE: Duration = Duration::from_secs(300);
-
-type HttpClient = Client<Connector, Full<Bytes>>;
+const POOL_IDLE: Duration = Duration::from_secs(300);
 
 /// Sends over HTTP, with connections pooled per tenant and TLS settings.
 pub struct HttpSender {
     connector: Connector,
     /// Number of open connections from which none is kept idle.
     kept_max: usize,
-    clients: Mutex<HashMap<PoolKey, PooledClient>>,
+    pools: Mutex<HashMap<PoolKey, UsedPool>>,
     run_time: SuspensionClock,
 }
 
@@ -68,8 +62,8 @@ struct PoolKey {
     tls: Option<Arc<EndpointTls>>,
 }
 
-struct PooledClient {
-    client: Arc<HttpClient>,
+struct UsedPool {
+    pool: Arc<ConnectionPool>,
     used_at: Instant,
 }
 
@@ -79,45 +73,49 @@ impl HttpSender {
     /// these and one per request in flight.
     pub fn new(connector: Connector, kept_max: usize) -> Self {
         let run_time = connector.run_time();
-        Self { connector, kept_max, clients: Mutex::new(HashMap::new()), run_time }
+        Self { connector, kept_max, pools: Mutex::new(HashMap::new()), run_time }
     }
 
-    fn client(&self, key: PoolKey) -> Result<Arc<HttpClient>, AttemptFailure> {
+    fn pool(&self, key: PoolKey) -> Result<Arc<ConnectionPool>, AttemptFailure> {
         let now = Instant::now();
-        let mut clients = self.clients.lock();
-        if let Some(pooled) = clients.get_mut(&key) {
-            pooled.used_at = now;
-            return Ok(pooled.client.clone());
+        let mut pools = self.pools.lock();
+        if let Some(used) = pools.get_mut(&key) {
+            used.used_at = now;
+            return Ok(used.pool.clone());
         }
         let connector = self.connector.with_timeout(key.connect.0);
         let connector = match &key.tls {
             None => connector,
             Some(tls) => connector.with_tls(tls).map_err(|problem| failure(FailureKind::Ours, problem.message))?,
         };
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE)
-            .http1_max_buf_size(HEAD_BYTES_MAX)
-            .http1_max_headers(HEAD_FIELDS_MAX)
-            // Only a request that never started, because its pooled
-            // connection had closed, goes to a fresh one.
-            .retry_canceled_requests(true)
-            .build(connector);
-        let client = Arc::new(client);
+        let pool = Arc::new(ConnectionPool::new(connector));
         // Pools of settings and keys that were replaced are dropped in time.
-        clients.retain(|_, pooled| now.saturating_duration_since(pooled.used_at) < CLIENT_IDLE);
-        clients.insert(key, PooledClient { client: client.clone(), used_at: now });
-        Ok(client)
+        pools.retain(|_, used| now.saturating_duration_since(used.used_at) < POOL_IDLE);
+        pools.insert(key, UsedPool { pool: pool.clone(), used_at: now });
+        Ok(pool)
     }
 }
 
 #[async_trait]
 impl Sender for HttpSender {
     async fn send(&self, request: SignedRequest) -> Answer {
-        let began = Instant::now();
-        let mut deadline = self.run_time.deadline(request.timeout.total.0);
-        let mut timings = Timings::default();
-        let result = exchange(self, request, began, &mut deadline, &mut timings).await;
+        let (began, total) = (Instant::now(), request.timeout.total);
+        let mut deadline = self.run_time.deadline(total.0);
+        let mut exchange = Exchange { began, timings: Timings::default(), connection: None, response: None };
+        let ended = {
+            let running = pin!(exchange.run(self, request));
+            deadline.wait(running).await
+        };
+        let result = match (ended, exchange.response) {
+            (Some(Err(failure)), _) => Err(failure),
+            // A body that stalls changes nothing: the head decides.
+            (_, Some(response)) => Ok(response.finish()),
+            (_, None) => {
+                let received = exchange.connection.map(|connection| connection.record().recorder.received());
+                Err(unanswered_within(total, received.as_ref()))
+            }
+        };
+        let mut timings = exchange.timings;
         timings.total = millis(began.elapsed());
         // The time of a refusal would show what is at the target, so it is hidden.
         if matches!(&result, Err(failure) if failure.kind == FailureKind::TargetForbidden) {
@@ -127,71 +125,109 @@ impl Sender for HttpSender {
     }
 }
 
-async fn exchange(
-    sender: &HttpSender,
-    request: SignedRequest,
+/// One request and its answer, as far as they came.
+struct Exchange {
     began: Instant,
-    deadline: &mut RequestDeadline,
-    timings: &mut Timings,
-) -> Result<Response, AttemptFailure> {
-    let total = request.timeout.total;
-    let tls = Some(request.tls).filter(|tls| !tls.is_default());
-    let client = sender.client(PoolKey { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
-    let mut outgoing = http::Request::post(&request.url)
-        .body(Full::new(request.body))
-        .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;
-    *outgoing.headers_mut() = request.headers;
-    if sender.connector.open_sockets() >= sender.kept_max {
-        outgoing.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    let connection = capture_connection(&mut outgoing);
-    let response = match deadline.wait(client.request(outgoing)).await {
-        None => {
-            let record = connection.connection_metadata().as_ref().and_then(connection_record);
-            if let Some(record) = &record {
-                show_if_new(record, began, timings);
+    timings: Timings,
+    connection: Option<HttpConnection>,
+    /// The answer, once its head is complete.
+    response: Option<ResponseReader>,
+}
+
+impl Exchange {
+    /// Sends the request and reads the answer to its end, or as far as it is read.
+    async fn run(&mut self, sender: &HttpSender, request: SignedRequest) -> Result<(), AttemptFailure> {
+        let tls = Some(request.tls).filter(|tls| !tls.is_default());
+        let pool = sender.pool(PoolKey { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
+        let (uri, origin) = target(&request.url)?;
+        let is_kept = sender.connector.open_sockets() < sender.kept_max;
+        let outgoing = outgoing(&uri, &origin, request.headers, request.body, is_kept)?;
+        let response = self.ask(&pool, &uri, &origin, outgoing).await?;
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        self.timings.first_byte = Some(millis(self.began.elapsed()));
+        connection.record().recorder.reset();
+        let (head, mut body) = response.into_parts();
+        let reader = self.response.insert(ResponseReader::new(&head));
+        while reader.wants_more() {
+            match connection.read_part(&mut body).await {
+                Some(Ok(part)) => reader.add(&part),
+                Some(Err(_)) => break,
+                None => reader.end(),
             }
-            return Err(unanswered_within(total, record.map(|record| record.recorder.received()).as_ref()));
         }
-        Some(Err(problem)) => return Err(explain(&problem, began, timings)),
-        Some(Ok(response)) => response,
+        if reader.is_whole()
+            && let Some(connection) = self.connection.take()
+        {
+            pool.put(origin, connection).await;
+        }
+        Ok(())
+    }
+
+    /// Sends the request over an idle connection or a new one. Only a request
+    /// that never started, because its idle connection had closed, goes to
+    /// another connection.
+    async fn ask(
+        &mut self,
+        pool: &ConnectionPool,
+        uri: &Uri,
+        origin: &Origin,
+        mut outgoing: Request<Full<Bytes>>,
+    ) -> Result<http::Response<hyper::body::Incoming>, AttemptFailure> {
+        while let Some(idle) = pool.take(origin).await {
+            match self.connection.insert(idle).send(outgoing).await {
+                Ok(response) => return Ok(response),
+                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::NotSent(unsent, _)) => outgoing = *unsent,
+            }
+            self.connection = None;
+        }
+        let opened = match pool.open(uri).await {
+            Ok(opened) => opened,
+            Err(unopened) => {
+                unopened.opened.show(&mut self.timings);
+                return Err(unopened.failure);
+            }
+        };
+        opened.record().show(&mut self.timings);
+        match self.connection.insert(opened).send(outgoing).await {
+            Ok(response) => Ok(response),
+            Err(Unanswered::Failed(failure) | Unanswered::NotSent(_, failure)) => Err(failure),
+        }
+    }
+}
+
+/// Reads an endpoint's URL: the whole, and where connections to it lead.
+fn target(url: &str) -> Result<(Uri, Origin), AttemptFailure> {
+    let unreadable = || failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
+    let uri: Uri = url.parse().map_err(|_| unreadable())?;
+    let authority = uri.authority().cloned().ok_or_else(unreadable)?;
+    let is_tls = uri.scheme_str() == Some("https");
+    Ok((uri, (is_tls, authority)))
+}
+
+/// Builds the request as it goes over the connection: with the path alone, and
+/// the host as a header.
+fn outgoing(
+    uri: &Uri,
+    (is_tls, authority): &Origin,
+    headers: HeaderMap,
+    body: Bytes,
+    is_kept: bool,
+) -> Result<Request<Full<Bytes>>, AttemptFailure> {
+    let unbuilt = |problem: &dyn std::fmt::Display| {
+        failure(FailureKind::Ours, format!("the request could not be built: {problem}"))
     };
-    timings.first_byte = Some(millis(began.elapsed()));
-    if let Some(record) = response.extensions().get::<ConnectionRecord>() {
-        record.recorder.reset();
-        show_if_new(record, began, timings);
+    let path = uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
+    let usual_port = if *is_tls { 443 } else { 80 };
+    let host = match authority.port_u16() {
+        Some(port) if port != usual_port => HeaderValue::try_from(authority.as_str()),
+        _ => HeaderValue::try_from(authority.host()),
+    };
+    let mut request = Request::post(Uri::from(path)).body(Full::new(body)).map_err(|problem| unbuilt(&problem))?;
+    *request.headers_mut() = headers;
+    request.headers_mut().insert(HOST, host.map_err(|problem| unbuilt(&problem))?);
+    if !is_kept {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(response::read(response, deadline).await)
-}
-
-/// Returns the failure that a client error means, and fills in the timings.
-fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings: &mut Timings) -> AttemptFailure {
-    if let Some(connect) = causes(problem).find_map(connect_failure) {
-        show_if_new(&connect.opened, began, timings);
-        return connect.failure.clone();
-    }
-    let record = problem.connect_info().and_then(connection_record);
-    if let Some(record) = &record {
-        show_if_new(record, began, timings);
-    }
-    unanswered(problem, &record.map(|record| record.recorder.received()).unwrap_or_default())
-}
-
-/// Returns the failure that the connector or the connection put into an error.
-fn connect_failure<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ConnectFailure> {
-    cause.downcast_ref().or_else(|| cause.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref())
-}
-
-fn connection_record(connected: &Connected) -> Option<ConnectionRecord> {
-    let mut extras = http::Extensions::new();
-    connected.get_extras(&mut extras);
-    extras.remove()
-}
-
-/// Adds the times of a connection that was opened for this attempt; those of a
-/// reused one belong to an earlier attempt.
-fn show_if_new(record: &ConnectionRecord, began: Instant, timings: &mut Timings) {
-    if record.at >= began {
-        record.show(timings);
-    }
+    Ok(request)
 }
