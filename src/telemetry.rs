@@ -7,23 +7,31 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
+use self::json_line::JsonLine;
+use self::log_writer::{LogGuard, LogWriter};
 use crate::config::LogFormat;
 
-/// Starts logging to standard error in this format, for what the filter lets through.
-pub fn start(format: LogFormat, filter: &str) {
+mod json_line;
+pub mod log_writer;
+
+/// Starts logging to standard error in this format, for what the filter lets
+/// through. The guard is to be kept until the process ends.
+pub fn start(format: LogFormat, filter: &str) -> LogGuard {
     let is_human = match format {
         LogFormat::Human => true,
         LogFormat::Json => false,
         LogFormat::Auto => std::io::stderr().is_terminal(),
     };
     let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let builder = tracing_subscriber::fmt().with_env_filter(env_filter(filter)).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(env_filter(filter));
     // A second start in one process fails and leaves the first logger in place.
-    let _ = if is_human {
-        builder.with_target(false).with_ansi(is_coloured).try_init()
-    } else {
-        builder.json().flatten_event(true).try_init()
-    };
+    if is_human {
+        let _ = builder.with_target(false).with_ansi(is_coloured).with_writer(std::io::stderr).try_init();
+        return LogGuard(None);
+    }
+    let writer = LogWriter::start(std::io::stderr());
+    let _ = builder.json().event_format(JsonLine::new()).with_writer(writer.clone()).try_init();
+    LogGuard(Some(writer))
 }
 
 /// Returns the filter as given, with rustls off and tokio_postgres at `warn`.

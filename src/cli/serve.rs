@@ -33,7 +33,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = config::read_file(args.config.as_deref())?;
     let (settings, settings_in_force) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
-    telemetry::start(settings.log_format, &settings.log.0);
+    let _log = telemetry::start(settings.log_format, &settings.log.0);
     // Signals are handled before the start begins, so that a stop during the start is clean.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
