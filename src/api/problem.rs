@@ -388,6 +388,7 @@ impl From<AcceptRefusal> for Problem {
                     .with_headers(headers)
                     .of_limit(LimitOwner::Tenant)
             }
+            AcceptRefusal::Overload(overload) => overload.into(),
             AcceptRefusal::Store(problem) => problem.into(),
         }
     }

@@ -11,8 +11,9 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use super::Gateway;
+use super::dispatch::accept_pacing::DELAY_MAX;
 use super::expiry_schedule::just_after;
-use super::intake::RateLimited;
+use super::intake::{Overload, RateLimited};
 use super::storage_admission::{self, StorageRefusal};
 use crate::metrics::Metrics;
 use crate::model::delivery::after;
@@ -127,6 +128,9 @@ pub enum AcceptRefusal {
     /// The tenant's rate is used up.
     #[error(transparent)]
     Limited(#[from] Box<RateLimited>),
+    /// Deliveries lag for want of the gateway's own speed.
+    #[error(transparent)]
+    Overload(Overload),
     /// The store failed or refused the event.
     #[error(transparent)]
     Store(Error),
@@ -182,6 +186,7 @@ pub async fn accept_over(
     mode: BatchMode,
     spread: Option<Span>,
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
+    keep_pace(gateway, tenant).await?;
     let (now, began) = (gateway.clock.now(), Instant::now());
     if gateway.space.is_low(now) {
         gateway.metrics.storage_refused();
@@ -223,6 +228,21 @@ pub async fn accept_over(
         .into_iter()
         .map(|refused| refused.unwrap_or_else(|| written.next().expect("one result per event handed over")))
         .collect())
+}
+
+/// Holds the caller for a moment while the tenant's deliveries lag for want of
+/// this node's own speed; refuses it where that would take too long.
+async fn keep_pace(gateway: &Gateway, tenant: &TenantId) -> Result<(), AcceptRefusal> {
+    let delay = gateway.dispatcher.accept_delay(tenant);
+    if delay.is_zero() {
+        return Ok(());
+    }
+    gateway.metrics.accept_slowed();
+    if delay >= DELAY_MAX {
+        return Err(AcceptRefusal::Overload(Overload));
+    }
+    gateway.clock.sleep_until(after(gateway.clock.now(), delay)).await;
+    Ok(())
 }
 
 /// How often events are matched again because the endpoints have changed

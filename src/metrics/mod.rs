@@ -65,6 +65,7 @@ pub struct Metrics {
     ingest_refused: CounterFamily,
     ingest_limited: CounterFamily,
     storage_refused: Counter,
+    accepts_slowed: Counter,
     fetches: CounterFamily,
     auth_failures: CounterFamily,
     accept_duration: Histogram,
@@ -118,6 +119,10 @@ impl Metrics {
             ),
             storage_refused: registry
                 .counter("storage_refused", "Times that events were turned away for want of space"),
+            accepts_slowed: registry.counter(
+                "accepts_slowed",
+                "Requests to take events that were held or refused because deliveries lag for want of the gateway's own speed",
+            ),
             fetches: registry.counters(
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
@@ -246,6 +251,12 @@ impl Metrics {
     /// Counts a refusal of events for lack of storage space.
     pub fn storage_refused(&self) {
         self.storage_refused.inc();
+    }
+
+    /// Counts a request that was held or refused because deliveries lag for want
+    /// of the gateway's own speed.
+    pub fn accept_slowed(&self) {
+        self.accepts_slowed.inc();
     }
 
     /// Counts a request for the data of a thin event.

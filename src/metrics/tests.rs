@@ -208,7 +208,7 @@ fn a_bucket_holds_what_is_not_above_its_bound() {
 fn every_other_happening_moves_its_own_figure() {
     let metrics = fresh();
     type Happening = (&'static str, fn(&Metrics));
-    let happenings: [Happening; 29] = [
+    let happenings: [Happening; 30] = [
         ("events_accepted_total", |metrics| metrics.accepted(1)),
         ("event_data_bytes_total", |metrics| metrics.accepted(1)),
         ("events_duplicate_total", |metrics| metrics.duplicate()),
@@ -217,6 +217,7 @@ fn every_other_happening_moves_its_own_figure() {
         ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(LimitOwner::Tenant)),
         ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(LimitOwner::Gateway)),
         ("storage_refused_total", |metrics| metrics.storage_refused()),
+        ("accepts_slowed_total", |metrics| metrics.accept_slowed()),
         ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.fetched(FetchResult::Served)),
         ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.fetched(FetchResult::Failed)),
         ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),

@@ -77,6 +77,9 @@ const SVIX_ID: HeaderName = HeaderName::from_static("svix-id");
 const SVIX_TIMESTAMP: HeaderName = HeaderName::from_static("svix-timestamp");
 const SVIX_SIGNATURE: HeaderName = HeaderName::from_static("svix-signature");
 
+/// Most headers of a usual request, so that the map of them does not grow.
+const HEADERS_USUAL: usize = 24;
+
 /// Builds and signs the request for a claim's next attempt.
 pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<SignedRequest, NoPublicUrl> {
     let body = body(claim, links)?;
@@ -84,7 +87,8 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     let custom = settings.headers.iter().filter(|(name, _)| !is_reserved(name)).filter_map(|(name, value)| {
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
     });
-    let mut headers: HeaderMap = custom.collect();
+    let mut headers = HeaderMap::with_capacity(HEADERS_USUAL);
+    headers.extend(custom);
     // Our headers come last, so that custom ones cannot replace them.
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);

@@ -16,6 +16,18 @@ pub struct CpuPressure {
     pub ours: f64,
 }
 
+/// Part of the time spent waiting above which the processors are overloaded.
+const WAITING_MAX: f64 = 0.25;
+/// Part of the processors from which this process is a cause of it.
+const OURS_MIN: f64 = 0.30;
+
+impl CpuPressure {
+    /// Whether the processors are overloaded, and this process is a cause.
+    pub fn is_overload(&self) -> bool {
+        self.waiting > WAITING_MAX && self.ours > OURS_MIN
+    }
+}
+
 /// Reader of the CPU pressure, where the system reports it (Linux,
 /// `/proc/pressure/cpu`).
 #[derive(Debug)]

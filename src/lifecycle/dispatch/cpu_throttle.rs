@@ -13,8 +13,6 @@
 use super::cpu_pressure::CpuPressure;
 use crate::model::rate::Rate;
 
-/// Part of the time spent waiting above which the rate is lowered.
-const WAITING_MAX: f64 = 0.25;
 /// Part of the time spent waiting below which the rate is raised.
 const WAITING_MIN: f64 = 0.10;
 /// Part of the processors that this process must use for a throttle to help.
@@ -50,7 +48,7 @@ impl CpuThrottle {
     /// Adapts the rate to the pressure measured over the last seconds.
     pub fn observe(&mut self, pressure: CpuPressure, seconds: f64) {
         let measured = f64::from(std::mem::take(&mut self.starts)) / seconds.max(1e-3);
-        if pressure.waiting > WAITING_MAX && pressure.ours > OURS_MIN {
+        if pressure.is_overload() {
             self.per_second = (self.per_second.min(measured) * SLOWER).max(PER_SECOND_MIN);
         } else if pressure.waiting < WAITING_MIN || pressure.ours < OURS_MIN {
             self.per_second = (self.per_second * FASTER).min(PER_SECOND_MAX);

@@ -38,6 +38,7 @@ use crate::model::shard::{Lease, Shard};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, ClaimOutcome, DueQuery, EndpointUpdate, Error, SettleEffects};
 
+pub mod accept_pacing;
 mod catch_panic;
 pub mod cpu_pressure;
 pub mod cpu_throttle;
@@ -48,6 +49,7 @@ pub mod limits;
 pub mod observe;
 pub mod queue;
 pub mod queues;
+pub mod receiver_speed;
 mod shard_moves;
 pub mod shard_ownership;
 
@@ -125,12 +127,13 @@ impl Dispatcher {
         if claims.is_empty() {
             return;
         }
-        let now = self.now();
-        for claim in claims {
-            let endpoint = claim.endpoint;
-            let mut queues = self.queues();
-            if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
-                queues.admit(claim, now, || self.gate(endpoint));
+        {
+            let (now, mut queues) = (self.now(), self.queues());
+            for claim in claims {
+                let endpoint = claim.endpoint;
+                if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
+                    queues.admit(claim, now, || self.gate(endpoint));
+                }
             }
         }
         self.pump();
@@ -219,6 +222,12 @@ impl Dispatcher {
         let live = self.queues().health(endpoint.id).cloned();
         // What a person just wrote may be newer than what was felt.
         live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
+    }
+
+    /// How long an accept of a tenant is to be held, because its deliveries lag
+    /// for want of this node's own speed.
+    pub fn accept_delay(&self, tenant: &TenantId) -> Duration {
+        self.queues().accept_delay(tenant, self.now())
     }
 
     /// How far behind this node is.
@@ -453,9 +462,10 @@ impl InFlightGuard {
         }
         log_endpoint_update(&claim, &settled.update);
         dispatcher.shared.fewer.notify_waiters();
-        match settled.freed.is_empty() {
-            true => dispatcher.pump(),
-            false => dispatcher.admit(settled.freed),
+        if settled.freed.is_empty() {
+            dispatcher.pump();
+        } else {
+            dispatcher.admit(settled.freed);
         }
     }
 }

@@ -7,10 +7,12 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::gate::EndpointGate;
+use super::receiver_speed::ReceiverSpeed;
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::WaitingFor;
 use crate::model::endpoint::EndpointState;
@@ -63,6 +65,8 @@ pub struct EndpointQueue {
     pub free_since: Timestamp,
     /// Time at which the endpoint last had to wait for its rate.
     pub rate_waited_at: Timestamp,
+    /// How fast the receiver answers at its best.
+    pub speed: ReceiverSpeed,
     /// Deliveries changed during the running read; its result does not count
     /// for them.
     pub changed_during_read: HashSet<DeliveryId>,
@@ -137,6 +141,7 @@ impl EndpointQueue {
             was_blocked: false,
             free_since: Timestamp::MIN,
             rate_waited_at: Timestamp::MIN,
+            speed: ReceiverSpeed::new(),
             changed_during_read: HashSet::new(),
             position: QueuePosition::Out,
             wake: None,
@@ -288,6 +293,16 @@ impl EndpointQueue {
                 (due_at.max(self.free_since).max(quiet_until), None)
             }
         })
+    }
+
+    /// Returns how late a claim starts for want of this node's own speed. What
+    /// waits for its lane, its rate or the receiver is not late in this sense.
+    pub fn own_lag(&self, claim: &Claim, now: Timestamp) -> Duration {
+        let is_held = claim.lane.is_some() || self.was_blocked || is_recent(self.rate_waited_at, now);
+        if is_held || !self.speed.could_take_more(self.gate.cap) {
+            return Duration::ZERO;
+        }
+        Duration::try_from(now.duration_since(claim.due_at.max(self.free_since))).unwrap_or_default()
     }
 
     /// Records whether a blocker is in force now, when the last one ended, and

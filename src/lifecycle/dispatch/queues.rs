@@ -15,10 +15,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use self::hosts::HostLoad;
+use super::accept_pacing::AcceptPacing;
 use super::cpu_pressure::CpuPressure;
 use super::cpu_throttle::CpuThrottle;
 use super::fair_scheduler::FairScheduler;
@@ -34,8 +36,10 @@ use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, EndpointUpdate};
 
-/// Most fresh deliveries that one endpoint keeps in memory.
-const READY_MAX: usize = 1_024;
+/// Most fresh deliveries that one endpoint keeps in memory. Reading one from
+/// the store costs more than keeping it, and all endpoints together are bounded
+/// by bytes.
+const READY_MAX: usize = 8_192;
 /// Most bytes that ready claims of all endpoints together take.
 const READY_BYTES_MAX: usize = 32 * 1_024 * 1_024;
 /// Bytes that a claim takes besides its data.
@@ -52,6 +56,10 @@ pub struct EndpointQueues {
     scheduler: FairScheduler,
     /// Throttle of starts under CPU pressure.
     cpu_throttle: CpuThrottle,
+    /// How long the accepts of each busy tenant are held.
+    accept_pacing: HashMap<TenantId, AcceptPacing>,
+    /// Whether the processors are overloaded, and by this process.
+    is_overloaded: bool,
     /// Endpoints that wait until slots are not scarce any more; see
     /// [`QueuePosition::AwaitingAnswer`].
     awaiting_answer: VecDeque<EndpointId>,
@@ -83,6 +91,8 @@ impl EndpointQueues {
             endpoints: HashMap::new(),
             scheduler: FairScheduler::new(limits.slots, began_at),
             cpu_throttle: CpuThrottle::none(),
+            accept_pacing: HashMap::new(),
+            is_overloaded: false,
             awaiting_answer: VecDeque::new(),
             hosts: HashMap::new(),
             wakes: BTreeSet::new(),
@@ -120,6 +130,9 @@ impl EndpointQueues {
     pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<EndpointGate>) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
+        if claim.progress.attempts == 0 {
+            self.pacing(&claim.event.tenant, now).accepted(now);
+        }
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let waits_in_store = !queue.may_start(&claim, now)
             || is_crowded
@@ -157,6 +170,7 @@ impl EndpointQueues {
         if let Some(result) = result {
             if result.is_answer {
                 queue.unanswered = 0;
+                queue.speed.answered(result.breaker_input.started_at, now);
             }
             update = observe(queue, result, quarantine, now);
         }
@@ -195,6 +209,7 @@ impl EndpointQueues {
         self.slots_free += 1;
         self.flight_bytes -= cost(claim);
         self.scheduler.slot_freed(&claim.event.tenant);
+        self.pacing(&claim.event.tenant, now).settled(now);
         let Some(queue) = self.endpoints.get_mut(&claim.endpoint) else { return };
         queue.known.remove(&claim.id);
         queue.in_flight.remove(&claim.id);
@@ -301,7 +316,22 @@ impl EndpointQueues {
 
     /// Reports the CPU pressure of the last seconds to the throttle.
     pub fn cpu_pressure(&mut self, pressure: CpuPressure, seconds: f64) {
+        self.is_overloaded = pressure.is_overload();
         self.cpu_throttle.observe(pressure, seconds);
+    }
+
+    /// Returns how long an accept of a tenant is to be held, because its
+    /// deliveries lag for want of this node's own speed.
+    pub fn accept_delay(&mut self, tenant: &TenantId, now: Timestamp) -> Duration {
+        self.accept_pacing.get_mut(tenant).map_or(Duration::ZERO, |pacing| pacing.delay(now))
+    }
+
+    fn pacing(&mut self, tenant: &TenantId, now: Timestamp) -> &mut AcceptPacing {
+        if !self.accept_pacing.contains_key(tenant) {
+            self.accept_pacing.retain(|_, pacing| !pacing.is_idle(now));
+            self.accept_pacing.insert(tenant.clone(), AcceptPacing::new(now));
+        }
+        self.accept_pacing.get_mut(tenant).expect("a tenant that was just inserted")
     }
 
     /// Returns when something is due next; nothing once stopped.

@@ -89,7 +89,11 @@ impl EndpointQueues {
                 self.slots_free -= 1;
                 self.cpu_throttle.started();
                 let tenant = queue.gate.tenant.clone();
+                let own_lag = if self.is_overloaded { queue.own_lag(claim, now) } else { Duration::ZERO };
                 self.scheduler.started(&tenant, now);
+                if !own_lag.is_zero() {
+                    self.pacing(&tenant, now).started(own_lag, now);
+                }
             }
             // All ready claims were parked behind busy lanes.
             None => self.leave_host(host, now),
