@@ -215,7 +215,7 @@ const OPENS_SOCKETS: &[&str] = &[
 /// Who may do which of it, and why that goes nowhere a stranger has chosen.
 const MAY_OPEN_SOCKETS: &[(&str, &[&str], &str)] = &[
     ("src/lifecycle/deliver/connect.rs", &["TcpStream::connect"], "to what the guard has passed, or to the proxy"),
-    ("src/lifecycle/deliver/send.rs", &["Client::builder("], "over the guarded connector alone"),
+    ("src/lifecycle/deliver/http_connection.rs", &["client::conn::"], "over a stream of the guarded connector"),
     ("src/lifecycle/egress/resolver.rs", &["TokioResolver::", "lookup_host"], "the operator's name servers"),
     ("src/lifecycle/egress/guard.rs", &["UdpSocket::"], "bound to an address to see whether it is ours; sends nothing"),
     ("src/lifecycle/mail/smtp.rs", &["SmtpConnection::connect"], "the operator's mail server"),

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::warn;
 
 use self::catch_panic::catch_panic;
 use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
 use self::gate::{EndpointGate, LeaseTerms};
 use self::lag::Lag;
 use self::limits::NodeLimits;
-use self::observe::is_backpressure;
+use self::observe::{is_backpressure, log_endpoint_update};
 use self::queues::EndpointQueues;
 use self::shard_ownership::ShardOwnership;
 use super::deliver::attempt::{AttemptResult, Attempted, attempt};
@@ -30,10 +30,8 @@ use crate::metrics::WaitReason;
 use crate::model::blocker::Capacity;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
-use crate::model::endpoint_event::EndpointEvent;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::named_enum::NamedEnum;
 use crate::model::shard::{Lease, Shard};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, ClaimOutcome, DueQuery, EndpointUpdate, Error, SettleEffects};
@@ -478,28 +476,6 @@ impl Drop for InFlightGuard {
             let due_again_at = Some(self.dispatcher.put_back_at());
             self.end_claim(ClaimEnd::Settled(SettleEffects { due_again_at, ..SettleEffects::default() }));
         }
-    }
-}
-
-fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
-    let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
-    for endpoint_event in &update.endpoint_events {
-        let (what, by) = (endpoint_event.kind().as_str(), endpoint_event.by().as_str());
-        let reason = endpoint_event.reason().unwrap_or_else(|| "it delivers again".to_owned());
-        match endpoint_event {
-            EndpointEvent::Paused(_) | EndpointEvent::Disabled(_) | EndpointEvent::BreakerOpened { .. } => {
-                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
-            }
-            EndpointEvent::Resumed { .. }
-            | EndpointEvent::ProbeFailed { .. }
-            | EndpointEvent::BreakerClosed(_)
-            | EndpointEvent::Recovered => {
-                info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}");
-            }
-        }
-    }
-    if let Some(at) = update.quiet_until {
-        info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
     }
 }
 

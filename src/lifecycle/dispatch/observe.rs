@@ -4,13 +4,15 @@
 //! with the attempt.
 
 use jiff::Timestamp;
+use tracing::{info, warn};
 
 use super::queue::EndpointQueue;
 use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::endpoint::EndpointState;
 use crate::model::endpoint_event::EndpointEvent;
 use crate::model::health::{BreakerThresholds, Quarantine};
-use crate::store::EndpointUpdate;
+use crate::model::named_enum::NamedEnum;
+use crate::store::{Claim, EndpointUpdate};
 
 /// Whether an update holds deliveries back. Then
 /// [`super::queues::EndpointQueues::backpressure_written`] has to follow it.
@@ -42,4 +44,27 @@ pub fn observe(
         update.health = Some(Box::new(queue.breaker.health.clone()));
     }
     update
+}
+
+/// Logs what an attempt changed about its endpoint.
+pub fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
+    let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
+    for endpoint_event in &update.endpoint_events {
+        let (what, by) = (endpoint_event.kind().as_str(), endpoint_event.by().as_str());
+        let reason = endpoint_event.reason().unwrap_or_else(|| "it delivers again".to_owned());
+        match endpoint_event {
+            EndpointEvent::Paused(_) | EndpointEvent::Disabled(_) | EndpointEvent::BreakerOpened { .. } => {
+                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
+            }
+            EndpointEvent::Resumed { .. }
+            | EndpointEvent::ProbeFailed { .. }
+            | EndpointEvent::BreakerClosed(_)
+            | EndpointEvent::Recovered => {
+                info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}");
+            }
+        }
+    }
+    if let Some(at) = update.quiet_until {
+        info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
+    }
 }

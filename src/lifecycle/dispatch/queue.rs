@@ -141,7 +141,7 @@ impl EndpointQueue {
             was_blocked: false,
             free_since: Timestamp::MIN,
             rate_waited_at: Timestamp::MIN,
-            speed: ReceiverSpeed::new(),
+            speed: ReceiverSpeed::unknown(),
             changed_during_read: HashSet::new(),
             position: QueuePosition::Out,
             wake: None,

@@ -22,7 +22,7 @@ pub struct ReceiverSpeed {
 
 impl ReceiverSpeed {
     /// Creates a measurement of which nothing is known yet.
-    pub fn new() -> Self {
+    pub fn unknown() -> Self {
         Self { window_began_at: Timestamp::MIN, answers: 0, fastest: Duration::MAX, last: None }
     }
 
@@ -32,7 +32,7 @@ impl ReceiverSpeed {
         if passed >= WINDOW {
             let is_known = self.answers > 0 && passed < WINDOW * 2;
             self.last = is_known.then(|| (f64::from(self.answers) / passed.as_secs_f64(), self.fastest));
-            *self = Self { window_began_at: now, last: self.last, ..Self::new() };
+            *self = Self { window_began_at: now, last: self.last, ..Self::unknown() };
         }
         self.answers += 1;
         self.fastest = self.fastest.min(now.duration_since(started_at).unsigned_abs());
@@ -56,7 +56,7 @@ mod tests {
     /// A receiver that takes `answer` milliseconds, gets `per_ms` requests each
     /// millisecond, and is seen to answer after `seen` milliseconds at most.
     fn speed(fastest: i64, per_ms: u32) -> ReceiverSpeed {
-        let mut speed = ReceiverSpeed::new();
+        let mut speed = ReceiverSpeed::unknown();
         for millis in 0..1_200 {
             (0..per_ms).for_each(|n| speed.answered(at(millis - fastest - i64::from(n % 4)), at(millis)));
         }
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_slow_receiver_is_the_limit_and_a_fast_one_is_not() {
-        assert!(!ReceiverSpeed::new().could_take_more(64), "nothing is known yet");
+        assert!(!ReceiverSpeed::unknown().could_take_more(64), "nothing is known yet");
         assert!(!speed(64, 1).could_take_more(64), "64 at once, 64 ms each: it gets what it can take");
         assert!(speed(2, 10).could_take_more(64), "64 at once, 2 ms each: it could take 32 per millisecond");
         assert!(!speed(2, 10).could_take_more(16), "16 at once: it gets what the cap allows");

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
+use tracing::info;
 
 use super::shard_ownership::{OwnedFraction, ShardRole};
 use super::*;
