@@ -81,6 +81,7 @@ async fn frequent_statements(database: &Database) -> Vec<(&'static str, String)>
         ("oldest_due", format!("ARRAY[{endpoint}]")),
         ("overdue", format!("{shards}, 5, 3::int2")),
         ("untried", format!("1, 0, {}, 5, 5, {shards}, 0, 3::int2", i64::MAX)),
+        ("poll", format!("'999999999', ARRAY['3', '4'], 0, {shards}")),
         ("read_claims", some.clone()),
         ("lock_lanes", some),
         ("settle_delivered", settled(database, "settle_delivered").await),

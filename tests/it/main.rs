@@ -36,6 +36,7 @@ mod accept;
 mod at_rest;
 mod backlog;
 mod bad_input;
+mod bench;
 mod breaker;
 mod bytes;
 mod caps;

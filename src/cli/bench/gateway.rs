@@ -1,35 +1,200 @@
-//! Runs a gateway as a child process, on a temporary data directory.
+//! Runs gateways as child processes, on a temporary data directory or a database.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use http::Method;
 use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
+
+/// The store that gateways of a benchmark run on.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BenchStore {
+    /// The PostgreSQL database to measure on; it must be empty, and what is written stays in it. Without it, each row gets
+    /// an embedded store of its own, in the working directory.
+    #[arg(long, env = "POSTHASTE_DATABASE_URL", hide_env_values = true)]
+    pub database_url: Option<String>,
+    /// How many gateways share the database.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub nodes: u8,
+}
+
+/// The folder of the gateways of one benchmark: their keys outlive a row, because
+/// a database is read with the keys that it was written with.
+pub struct BenchFolder {
+    folder: tempfile::TempDir,
+    store: BenchStore,
+    started: usize,
+}
+
+impl BenchFolder {
+    /// Creates the folder in the working directory, so that the measurement uses its disk.
+    pub fn new(store: BenchStore) -> anyhow::Result<Self> {
+        if store.nodes > 1 && store.database_url.is_none() {
+            bail!("--nodes {} needs --database-url: an embedded store has one node", store.nodes);
+        }
+        let here = std::env::current_dir()?;
+        let folder = tempfile::tempdir_in(here).context("cannot create a folder for the measurement here")?;
+        Ok(Self { folder, store, started: 0 })
+    }
+
+    /// Starts the gateways of a row.
+    pub async fn start(&mut self) -> anyhow::Result<GatewayGroup> {
+        self.started += 1;
+        let data = match self.store.database_url {
+            Some(_) => self.folder.path().join("nodes"),
+            None => self.folder.path().join(self.started.to_string()),
+        };
+        let mut nodes = Vec::new();
+        for number in 0..self.store.nodes {
+            let log = self.folder.path().join(format!("{}-{number}.log", self.started));
+            let node = GatewayProcess::start(&data, &log, self.store.database_url.as_deref());
+            nodes.push(node.await.with_context(|| format!("gateway {number} did not start"))?);
+        }
+        let group = GatewayGroup { nodes, tenant: format!("bench-{}", self.started), data };
+        let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
+        group.call(Method::PUT, &format!("/v1/tenants/{}", group.tenant), limits).await?;
+        Ok(group)
+    }
+}
+
+/// The gateways of one row, and the tenant that is measured.
+pub struct GatewayGroup {
+    nodes: Vec<GatewayProcess>,
+    tenant: String,
+    data: std::path::PathBuf,
+}
+
+impl GatewayGroup {
+    /// Returns the tenant that is measured.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// Returns the gateway that the producer with this number hands its events to.
+    pub fn node(&self, number: usize) -> &GatewayProcess {
+        &self.nodes[number % self.nodes.len()]
+    }
+
+    /// Makes a call to the API of the first gateway.
+    pub async fn call(&self, method: Method, path: &str, body: &str) -> anyhow::Result<String> {
+        self.nodes[0].call(method, path, body).await
+    }
+
+    /// Creates endpoints over several connections; returns their ids.
+    pub async fn create_endpoints(&self, settings: Vec<String>) -> anyhow::Result<Vec<String>> {
+        const CONNECTIONS: usize = 16;
+        let path = format!("/v1/tenants/{}/endpoints", self.tenant);
+        let parts = settings.chunks(settings.len().div_ceil(CONNECTIONS).max(1));
+        let created = parts.map(async |part| {
+            let node = &self.nodes[0];
+            let mut connection = node.connect().await?;
+            let mut ids = Vec::new();
+            for settings in part {
+                let answer = node.exchange(&mut connection, Method::POST, &path, settings).await?;
+                let answer: serde_json::Value = serde_json::from_str(&answer)?;
+                ids.push(answer["id"].as_str().context("an endpoint has an id")?.to_owned());
+            }
+            anyhow::Ok(ids)
+        });
+        Ok(try_join_all(created).await?.concat())
+    }
+
+    /// Returns what the processes have used so far.
+    pub async fn usage(&self) -> anyhow::Result<ProcessUsage> {
+        let mut usage = ProcessUsage::default();
+        for node in &self.nodes {
+            usage.cpu_seconds += node.cpu_seconds();
+            usage.resident_bytes += node.resident_bytes();
+            usage.written_bytes += node.written_bytes();
+            let metrics = node.call(Method::GET, "/metrics", "").await?;
+            let commits = metrics.lines().find_map(|line| line.strip_prefix("posthaste_store_commit_jobs_count "));
+            usage.commits += commits.and_then(|count| count.parse().ok()).unwrap_or(0.0);
+        }
+        Ok(usage)
+    }
+
+    /// Returns the resident memory of the processes and the size of the data directory.
+    pub fn sizes(&self) -> (u64, u64) {
+        (self.nodes.iter().map(GatewayProcess::resident_bytes).sum(), folder_bytes(&self.data))
+    }
+
+    /// Stops the processes and removes an embedded store.
+    pub async fn stop(self) {
+        let is_embedded = !self.data.ends_with("nodes");
+        for mut node in self.nodes {
+            let _ = node.process.kill().await;
+        }
+        if is_embedded {
+            let _ = std::fs::remove_dir_all(&self.data);
+        }
+    }
+}
+
+/// What gateway processes have used since they started.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessUsage {
+    /// CPU time of all processes.
+    pub cpu_seconds: f64,
+    /// Resident memory of all processes.
+    pub resident_bytes: u64,
+    /// Bytes that the processes caused to be written to disk.
+    pub written_bytes: u64,
+    /// Durable commits of all processes.
+    pub commits: f64,
+}
+
+/// What was used since an earlier time; memory as it is now.
+impl std::ops::Sub for ProcessUsage {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+            resident_bytes: self.resident_bytes,
+            written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
+            commits: self.commits - before.commits,
+        }
+    }
+}
+
+fn folder_bytes(folder: &std::path::Path) -> u64 {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
+/// A connection to a gateway's API.
+pub type ApiConnection = SendRequest<Full<Bytes>>;
 
 /// A running gateway process. Dropping it kills the process.
 pub struct GatewayProcess {
     process: tokio::process::Child,
     address: SocketAddr,
     token: String,
-    folder: tempfile::TempDir,
 }
 
 impl GatewayProcess {
-    /// Starts this program as a gateway on an empty store.
-    pub async fn start() -> anyhow::Result<Self> {
-        // The folder is in the working directory, so that the measurement uses its disk.
-        let folder = tempfile::tempdir_in(".").context("cannot create a folder for the measurement here")?;
-        let mut process = tokio::process::Command::new(std::env::current_exe()?)
-            .args(["serve", "--listen", "127.0.0.1:0", "--allow-egress", "127.0.0.0/8", "--log", "warn", "--data"])
-            .arg(folder.path())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
+    /// Starts this program as a gateway with its default settings, logging to a file.
+    /// Neither variables nor a `posthaste.toml` of the working directory change them.
+    async fn start(data: &std::path::Path, log: &std::path::Path, database: Option<&str>) -> anyhow::Result<Self> {
+        let log = std::fs::File::create(log)?;
+        let mut command = tokio::process::Command::new(std::env::current_exe()?);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--allow-egress", "127.0.0.0/8", "--data"]).arg(data);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"POSTHASTE_")) {
+            command.env_remove(name);
+        }
+        command.current_dir(data.parent().context("the data directory is in the folder of the measurement")?);
+        if let Some(url) = database {
+            command.env("POSTHASTE_DATABASE_URL", url);
+        }
+        let mut process = command.stdout(Stdio::piped()).stderr(log).kill_on_drop(true).spawn()?;
         let mut lines = BufReader::new(process.stdout.take().context("the gateway has no output")?).lines();
         let address = loop {
             let Some(line) = lines.next_line().await? else { bail!("it ended before it served") };
@@ -38,15 +203,12 @@ impl GatewayProcess {
                 break address;
             }
         };
-        let file = folder.path().join("admin-token");
+        // Whatever else it prints is read, so that it never waits for a reader.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let file = data.join("admin-token");
         let token =
             std::fs::read_to_string(&file).with_context(|| format!("it wrote no token to {}", file.display()))?;
-        Ok(Self { process, address, token: token.trim().to_owned(), folder })
-    }
-
-    /// Returns the address of the API.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+        Ok(Self { process, address, token: token.trim().to_owned() })
     }
 
     /// Returns the admin token.
@@ -54,24 +216,37 @@ impl GatewayProcess {
         &self.token
     }
 
-    /// Creates an endpoint without an effective rate limit.
-    pub async fn create_endpoint(&self, url: &str) -> anyhow::Result<()> {
-        let body = format!(r#"{{"url":"{url}","max_in_flight":256,"rate":{{"per_second":1000000,"burst":100000}}}}"#);
-        self.call(Method::POST, "/v1/tenants/default/endpoints", &body).await.map(|_| ())
+    /// Opens a connection to the API.
+    pub async fn connect(&self) -> anyhow::Result<ApiConnection> {
+        let stream = TcpStream::connect(self.address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(sender)
     }
 
-    /// Makes a call to the API and returns the body of the answer.
+    /// Makes a call to the API on a connection of its own; returns the body of the answer.
     pub async fn call(&self, method: Method, path: &str, body: &str) -> anyhow::Result<String> {
-        let stream = TcpStream::connect(self.address).await?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
+        self.exchange(&mut self.connect().await?, method, path, body).await
+    }
+
+    /// Makes a call to the API on this connection; returns the body of the answer.
+    async fn exchange(
+        &self,
+        connection: &mut ApiConnection,
+        method: Method,
+        path: &str,
+        body: &str,
+    ) -> anyhow::Result<String> {
+        connection.ready().await?;
         let request = hyper::Request::builder()
             .method(method.clone())
             .uri(path)
             .header("host", self.address.to_string())
             .header("authorization", format!("Bearer {}", self.token))
             .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
-        let response = sender.send_request(request).await?;
+        let answer = tokio::time::timeout(Duration::from_secs(60), connection.send_request(request));
+        let response = answer.await.with_context(|| format!("{method} {path} was not answered within a minute"))??;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
         let body = String::from_utf8_lossy(&body).into_owned();
@@ -81,9 +256,13 @@ impl GatewayProcess {
         Ok(body)
     }
 
+    fn proc_file(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(format!("/proc/{}/{name}", self.process.id()?)).ok()
+    }
+
     /// Returns the CPU time that the process has used, in seconds.
-    pub fn cpu_seconds(&self) -> f64 {
-        let stat = self.process.id().and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
+    fn cpu_seconds(&self) -> f64 {
+        let stat = self.proc_file("stat");
         let fields = stat.as_deref().and_then(|stat| stat.rsplit(')').next());
         let ticks: f64 = fields
             .map(|fields| fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum())
@@ -92,9 +271,15 @@ impl GatewayProcess {
         ticks / 100.0
     }
 
-    /// Kills the process and removes its folder.
-    pub async fn stop(mut self) {
-        let _ = self.process.kill().await;
-        let _ = self.folder.close();
+    fn resident_bytes(&self) -> u64 {
+        let status = self.proc_file("status").unwrap_or_default();
+        let kilobytes =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+        kilobytes.map_or(0, |kilobytes: u64| kilobytes * 1_024)
+    }
+
+    fn written_bytes(&self) -> u64 {
+        let counters = self.proc_file("io").unwrap_or_default();
+        counters.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok()).unwrap_or(0)
     }
 }

@@ -1,4 +1,5 @@
-//! Generates load over several connections, each with one request open at a time.
+//! Generates load: as fast as producers can with one request open each, or at a steady
+//! pace.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,14 +9,16 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use hdrhistogram::Histogram;
+use http::StatusCode;
+use http::header::RETRY_AFTER;
 use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::gateway::GatewayProcess;
+use super::gateway::{ApiConnection, GatewayGroup, GatewayProcess};
 use super::receiver::BenchReceiver;
+use super::scenario::Scenario;
 use super::ticker::Ticker;
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::deliver::keys::{new_key, new_secret};
@@ -24,69 +27,46 @@ use crate::model::endpoint::Secret;
 use crate::model::id::SecretId;
 use crate::model::signing::Signing;
 
-/// The result of a run.
-pub struct Measurement {
-    /// Number of events that arrived.
-    pub events: u64,
-    /// Time from the first hand-in to the last arrival.
-    pub took: Duration,
-    /// Median and 99th percentile of the answer to the producer, in microseconds.
-    pub answered: Option<(u64, u64)>,
-    /// Median and 99th percentile from hand-in to arrival, in microseconds.
-    pub arrived: Option<(u64, u64)>,
-}
-
-impl Measurement {
-    /// Returns the events per second.
-    pub fn per_second(&self) -> f64 {
-        self.events as f64 / self.took.as_secs_f64()
-    }
-}
-
 /// Connections of a paced load: more than are ever in use at once.
 const PACED_CONNECTIONS: usize = 64;
 
-type LoadConnection = SendRequest<Full<Bytes>>;
+/// Events in each request that fills a backlog.
+const FILL_BATCH: usize = 500;
 
-async fn connect(address: SocketAddr) -> anyhow::Result<LoadConnection> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    Ok(sender)
+/// Counters of a load that others read while it runs.
+#[derive(Debug, Default)]
+pub struct LoadCounters {
+    /// Events that were accepted.
+    pub accepted: AtomicU64,
+    /// Requests that were answered 429 or 503, and were made again.
+    pub refused: AtomicU64,
 }
 
-async fn exchange(
-    connection: &mut LoadConnection,
-    request: hyper::Request<Full<Bytes>>,
-    expected: u16,
-) -> anyhow::Result<()> {
-    connection.ready().await?;
-    let response = connection.send_request(request).await?;
-    let status = response.status();
-    let body = response.into_body().collect().await?.to_bytes();
-    if status.as_u16() != expected {
-        bail!("answered {status}: {}", String::from_utf8_lossy(&body));
-    }
-    Ok(())
+async fn connect(address: SocketAddr) -> anyhow::Result<ApiConnection> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 fn data(bytes: usize) -> String {
     format!(r#"{{"text":"{}"}}"#, "x".repeat(bytes.saturating_sub(11)))
 }
 
-/// Measures signing clients that call the receiver directly.
+/// Measures signing clients that call the receiver directly. Returns the requests per
+/// second.
 pub async fn without_gateway(
     receiver: &BenchReceiver,
     connections: usize,
     bytes: usize,
     duration: Duration,
-) -> anyhow::Result<Measurement> {
+) -> anyhow::Result<f64> {
     let address = receiver.address();
     let before = receiver.arrived();
     let began = Instant::now();
     let until = began + duration;
-    let body = Bytes::from(format!(r#"{{"id":"evt_1","type":"bench.single","data":{}}}"#, data(bytes)));
+    let body = Bytes::from(data(bytes));
     let now = SystemClock.now();
     let (text, key) = (new_secret([7; 24]), new_key([7; 32]));
     let secret = Secret { id: SecretId::mint(now, 1), text, key, created_at: now, expires_at: None };
@@ -106,7 +86,8 @@ pub async fn without_gateway(
                         .header("webhook-timestamp", now.as_second())
                         .header("webhook-signature", signature(&secrets, Signing::Hmac, &id, now, &body))
                         .body(Full::new(body.clone()))?;
-                    exchange(&mut connection, request, 200).await?;
+                    connection.ready().await?;
+                    connection.send_request(request).await?.into_body().collect().await?;
                 }
                 anyhow::Ok(())
             })
@@ -116,104 +97,168 @@ pub async fn without_gateway(
         task.await??;
     }
     receiver.take_latency();
-    Ok(Measurement { events: receiver.arrived() - before, took: began.elapsed(), answered: None, arrived: None })
+    Ok((receiver.arrived() - before) as f64 / began.elapsed().as_secs_f64())
 }
 
-/// Measures one tenant's events at a steady pace. Returns the median and 99th
-/// percentile from hand-in to arrival, in microseconds.
-pub async fn paced(
-    child: &GatewayProcess,
-    tenant: &str,
-    pace: Duration,
-    duration: Duration,
-    receiver: &BenchReceiver,
-) -> anyhow::Result<(u64, u64)> {
-    let token: Arc<str> = format!("Bearer {}", child.token()).into();
-    let path: Arc<str> = format!("/v1/tenants/{tenant}/events").into();
-    let mut idle = Vec::new();
-    for _ in 0..PACED_CONNECTIONS {
-        idle.push(connect(child.address()).await?);
-    }
-    let (mut open, mut ticker) = (tokio::task::JoinSet::new(), Ticker::new(pace));
-    let until = Instant::now() + duration;
-    let (before, mut events) = (receiver.arrived(), 0);
-    receiver.take_latency();
-    while Instant::now() < until {
-        ticker.wait().await;
-        while idle.is_empty()
-            && let Some(connection) = open.join_next().await
-        {
-            idle.push(connection??);
-        }
-        let mut connection = idle.pop().context("no connection is left")?;
-        let (token, path, micros) = (token.clone(), path.clone(), receiver.micros());
-        open.spawn(async move {
-            let body = format!(r#"{{"id":"{micros:012}-p","type":"bench.paced","data":{{}}}}"#);
-            let request = hyper::Request::post(&*path)
-                .header("host", "gateway")
-                .header("authorization", &*token)
-                .header("content-type", "application/json")
-                .body(Full::new(Bytes::from(body)))?;
-            exchange(&mut connection, request, 202).await?;
-            anyhow::Ok(connection)
-        });
-        events += 1;
-        while let Some(connection) = open.try_join_next() {
-            idle.push(connection??);
-        }
-    }
-    while let Some(connection) = open.join_next().await {
-        connection??;
-    }
-    receiver.wait_for(before + events).await;
-    receiver.take_latency().context("nothing arrived")
+/// One connection that hands in events of a tenant.
+struct Producer {
+    connection: ApiConnection,
+    path: Arc<str>,
+    token: Arc<str>,
 }
 
-/// Measures producers through the gateway, until every accepted event has arrived.
-pub async fn through(
-    child: &GatewayProcess,
-    receiver: &BenchReceiver,
-    producers: usize,
-    bytes: usize,
-    duration: Duration,
-) -> anyhow::Result<Measurement> {
-    let (address, token) = (child.address(), Arc::<str>::from(format!("Bearer {}", child.token())));
-    let before = receiver.arrived();
-    receiver.take_latency();
-    let data: Arc<str> = data(bytes).into();
-    let accepted = Arc::new(AtomicU64::new(0));
-    let began = Instant::now();
-    let until = began + duration;
-    let origin = receiver.micros();
-    let tasks: Vec<_> = (0..producers)
-        .map(|producer| {
-            let (token, data, accepted) = (token.clone(), data.clone(), accepted.clone());
-            tokio::spawn(async move {
-                let mut connection = connect(address).await?;
-                let mut answered = Histogram::<u64>::new(3)?;
-                while Instant::now() < until {
-                    let micros = origin + u64::try_from(began.elapsed().as_micros()).unwrap_or(0);
-                    let body = format!(r#"{{"id":"{micros:012}-{producer}","type":"bench.single","data":{data}}}"#);
-                    let request = hyper::Request::post("/v1/tenants/default/events")
-                        .header("host", "gateway")
-                        .header("authorization", &*token)
-                        .header("content-type", "application/json")
-                        .body(Full::new(Bytes::from(body)))?;
-                    let sent_at = Instant::now();
-                    exchange(&mut connection, request, 202).await?;
-                    answered.record(u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX))?;
-                    accepted.fetch_add(1, Ordering::Relaxed);
-                }
-                anyhow::Ok(answered)
-            })
+impl Producer {
+    async fn new(gateway: &GatewayProcess, tenant: &str, is_batch: bool) -> anyhow::Result<Self> {
+        let path = if is_batch { "events/batch" } else { "events" };
+        Ok(Self {
+            connection: gateway.connect().await?,
+            path: format!("/v1/tenants/{tenant}/{path}").into(),
+            token: format!("Bearer {}", gateway.token()).into(),
         })
-        .collect();
-    let mut answered = Histogram::<u64>::new(3)?;
-    for task in tasks {
-        answered.add(task.await??)?;
     }
-    let events = accepted.load(Ordering::Relaxed);
-    receiver.wait_for(before + events).await;
-    let quantiles = (answered.value_at_quantile(0.5), answered.value_at_quantile(0.99));
-    Ok(Measurement { events, took: began.elapsed(), answered: Some(quantiles), arrived: receiver.take_latency() })
+
+    /// Hands in a body until it is accepted. A gateway that is too busy says when to
+    /// come again.
+    async fn hand_in(&mut self, body: Bytes, counters: &LoadCounters) -> anyhow::Result<()> {
+        loop {
+            self.connection.ready().await?;
+            let request = hyper::Request::post(&*self.path)
+                .header("host", "gateway")
+                .header("authorization", &*self.token)
+                .header("content-type", "application/json")
+                .body(Full::new(body.clone()))?;
+            let response = self.connection.send_request(request).await?;
+            let (status, wait) = (response.status(), retry_after(&response));
+            let answer = response.into_body().collect().await?.to_bytes();
+            match status {
+                StatusCode::ACCEPTED | StatusCode::OK => return Ok(()),
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                    counters.refused.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(wait).await;
+                }
+                _ => bail!("answered {status}: {}", String::from_utf8_lossy(&answer)),
+            }
+        }
+    }
+}
+
+fn retry_after<T>(response: &hyper::Response<T>) -> Duration {
+    let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
+/// Hands in events as fast as the scenario's producers can, each with one request
+/// open. Returns the times of acceptance, in microseconds.
+pub async fn saturating(
+    group: &GatewayGroup,
+    receiver: &BenchReceiver,
+    scenario: &Scenario,
+    counters: &Arc<LoadCounters>,
+) -> anyhow::Result<Histogram<u64>> {
+    let data: Arc<str> = data(scenario.bytes).into();
+    let (began, origin) = (Instant::now(), receiver.micros());
+    let until = began + scenario.duration;
+    let numbers = Arc::new(AtomicU64::new(0));
+    let mut tasks = Vec::new();
+    for number in 0..scenario.producers {
+        let mut producer = Producer::new(group.node(number), group.tenant(), scenario.batch > 1).await?;
+        let (scenario, data, counters, numbers) = (scenario.clone(), data.clone(), counters.clone(), numbers.clone());
+        tasks.push(tokio::spawn(async move {
+            let mut accepted = Histogram::<u64>::new(3)?;
+            while Instant::now() < until {
+                let first = numbers.fetch_add(scenario.batch as u64, Ordering::Relaxed);
+                let sent_at = Instant::now();
+                let body = body(&scenario, first, origin + micros(sent_at - began), &data);
+                producer.hand_in(body, &counters).await?;
+                accepted.record(micros(sent_at.elapsed()))?;
+                counters.accepted.fetch_add(scenario.batch as u64, Ordering::Relaxed);
+            }
+            anyhow::Ok(accepted)
+        }));
+    }
+    let mut accepted = Histogram::new(3)?;
+    for task in tasks {
+        accepted.add(task.await??)?;
+    }
+    Ok(accepted)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Writes a request's body: one event, or a batch.
+fn body(scenario: &Scenario, first: u64, sent: u64, data: &str) -> Bytes {
+    if scenario.batch > 1 {
+        return batch(scenario, first, scenario.batch, sent, data);
+    }
+    let mut body = String::with_capacity(data.len() + 128);
+    scenario.write_event(&mut body, first, sent, data);
+    body.into()
+}
+
+fn batch(scenario: &Scenario, first: u64, count: usize, sent: u64, data: &str) -> Bytes {
+    let mut body = String::with_capacity((data.len() + 128) * count);
+    for number in 0..count as u64 {
+        body.push(if number == 0 { '[' } else { ',' });
+        scenario.write_event(&mut body, first + number, sent, data);
+    }
+    body.push(']');
+    body.into()
+}
+
+/// Hands in events at a steady pace. Times count from when an event was to be handed
+/// in, so a gateway that makes producers wait does not hide it. Returns the times of
+/// acceptance, in microseconds.
+pub async fn paced(
+    group: &GatewayGroup,
+    tenant: &str,
+    receiver: &BenchReceiver,
+    scenario: &Scenario,
+    counters: &Arc<LoadCounters>,
+) -> anyhow::Result<Histogram<u64>> {
+    let data: Arc<str> = data(scenario.bytes).into();
+    let mut idle = Vec::new();
+    for number in 0..PACED_CONNECTIONS {
+        idle.push(Producer::new(group.node(number), tenant, false).await?);
+    }
+    let mut accepted = Histogram::new(3)?;
+    let per_second = scenario.per_second.unwrap_or(100).max(1);
+    let pace = Duration::from_micros(1_000_000 / per_second);
+    let (mut open, mut ticker) = (tokio::task::JoinSet::new(), Ticker::new(pace));
+    let (began, origin) = (Instant::now(), receiver.micros());
+    for number in 0..per_second * scenario.duration.as_secs() {
+        let due = ticker.wait().await;
+        while let Some(ended) = if idle.is_empty() { open.join_next().await } else { open.try_join_next() } {
+            let (producer, took) = ended??;
+            idle.push(producer);
+            accepted.record(took)?;
+        }
+        let mut producer: Producer = idle.pop().context("no connection is left")?;
+        let body = body(scenario, number, origin + micros(due.saturating_duration_since(began)), &data);
+        let counters = counters.clone();
+        open.spawn(async move {
+            producer.hand_in(body, &counters).await?;
+            counters.accepted.fetch_add(1, Ordering::Relaxed);
+            anyhow::Ok((producer, micros(due.elapsed())))
+        });
+    }
+    while let Some(ended) = open.join_next().await {
+        accepted.record(ended??.1)?;
+    }
+    Ok(accepted)
+}
+
+/// Hands in a backlog in batches.
+pub async fn fill(group: &GatewayGroup, scenario: &Scenario) -> anyhow::Result<()> {
+    let data = data(scenario.bytes);
+    let counters = LoadCounters::default();
+    let mut producer = Producer::new(group.node(0), group.tenant(), true).await?;
+    let mut sent = 0;
+    while sent < scenario.backlog {
+        let count = FILL_BATCH.min(scenario.backlog - sent);
+        producer.hand_in(batch(scenario, sent as u64, count, 0, &data), &counters).await?;
+        sent += count;
+    }
+    Ok(())
 }

@@ -1,113 +1,285 @@
 //! `posthaste bench`: measures this machine's limit, then the gateway on it.
 //!
-//! Load generator, receiver and gateway share this machine's cores. So the figure
-//! without a gateway is the physical limit, and the others are a share of it, measured
-//! within the same minute.
+//! Load generator, receiver, gateway and database share this machine's cores. So the
+//! figure without a gateway is the physical limit, and the others are a share of it,
+//! measured within the same minutes. Gateways run with their default settings.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Subcommand;
 
+mod chart;
 mod gateway;
 mod load;
 mod neighbour;
 mod receiver;
+mod report;
+mod result;
+mod run;
+mod sampler;
+mod scenario;
 mod ticker;
 
 use super::screen::Screen;
-use super::table::Table;
-use gateway::GatewayProcess;
-use load::Measurement;
+use gateway::{BenchFolder, BenchStore};
 use receiver::BenchReceiver;
+use report::BenchReport;
+use scenario::{Routing, Scenario};
+
+/// Reads a number of things of which there must be at least one.
+fn count(text: &str) -> Result<usize, String> {
+    const MOST: usize = 10_000_000;
+    let number = text.parse().ok().filter(|number| (1..=MOST).contains(number));
+    number.ok_or_else(|| format!("use a whole number from 1 to {MOST}"))
+}
 
 /// Measure how fast this machine delivers
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: Option<Benchmark>,
+    #[command(flatten)]
+    single: ProducerArgs,
 }
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
-    /// One event per request: a bare signing client against a bare receiver, then producers through the gateway.
-    Single(SingleArgs),
+    /// One event per request.
+    Single(ProducerArgs),
+    /// A hundred events per request.
+    Batch(BatchArgs),
+    /// Every event goes to several endpoints.
+    Fanout(FanoutArgs),
+    /// Every event has one of many keys, each delivered in order.
+    Lanes(LanesArgs),
+    /// Events for many endpoints, in turn.
+    Endpoints(ManyEndpointsArgs),
+    /// How fast what waits drains.
+    Backlog(BacklogArgs),
+    /// Some first attempts fail and are made again.
+    Flaky(FlakyArgs),
+    /// A steady pace: how long acceptance and arrival take.
+    Paced(PacedArgs),
+    /// As much as the producers can send, for minutes, with a chart over time.
+    Saturate(SaturateArgs),
     /// A quiet tenant alone, then beside a loud one: how much of it is felt.
     Neighbour(neighbour::NeighbourArgs),
 }
 
-#[derive(Debug, clap::Args)]
-struct SingleArgs {
+/// Options of every benchmark.
+#[derive(Debug, Clone, clap::Args)]
+struct CommonArgs {
     /// How long each row is measured, in seconds.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
-    /// How many producers send at once, one row each.
-    #[arg(long, value_delimiter = ',', default_values_t = [64, 256])]
-    producers: Vec<usize>,
     /// How many bytes of data each event carries.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 500, value_parser = count)]
     bytes: usize,
+    /// Print all figures as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Compare with what an earlier run printed with --json.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    #[command(flatten)]
+    store: BenchStore,
 }
 
-/// One row of the table.
-struct BenchRow {
-    what: String,
-    measured: Measurement,
-    cpu_micros: Option<f64>,
-}
-
-/// Runs the benchmark and prints its table.
-pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let single = match args.what {
-        Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
-        Some(Benchmark::Single(single)) => single,
-        None => SingleArgs { seconds: 5, producers: vec![64, 256], bytes: 500 },
-    };
-    let duration = Duration::from_secs(single.seconds.clamp(1, 600));
-    let receiver = BenchReceiver::start().await?;
-    let bare = load::without_gateway(&receiver, 64, single.bytes, duration).await?;
-    let mut rows = vec![BenchRow { what: "bare client, 64 connections".into(), measured: bare, cpu_micros: None }];
-    for producers in single.producers {
-        rows.push(through_gateway(&receiver, producers, single.bytes, duration).await?);
+impl CommonArgs {
+    fn duration(&self) -> Duration {
+        Duration::from_secs(self.seconds)
     }
-    println!("{}", table(&rows).render(Screen::of_stdout()));
-    Ok(())
+
+    fn single(&self, producers: usize) -> Scenario {
+        Scenario::single(producers, self.duration(), self.bytes)
+    }
 }
 
-async fn through_gateway(
-    receiver: &BenchReceiver,
+#[derive(Debug, clap::Args)]
+struct ProducerArgs {
+    /// How many producers send at once, one row each.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 256], value_parser = count)]
+    producers: Vec<usize>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct BatchArgs {
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 16, value_parser = count)]
     producers: usize,
-    bytes: usize,
-    duration: Duration,
-) -> anyhow::Result<BenchRow> {
-    let child = GatewayProcess::start().await.context("the gateway did not start")?;
-    child.create_endpoint(&receiver.url()).await?;
-    // A short run comes first, so that connections are open and caches are warm.
-    load::through(&child, receiver, producers, bytes, Duration::from_millis(500)).await?;
-    let before = child.cpu_seconds();
-    let measured = load::through(&child, receiver, producers, bytes, duration).await?;
-    let spent = child.cpu_seconds() - before;
-    child.stop().await;
-    let cpu_micros = Some(spent * 1e6 / measured.events as f64);
-    Ok(BenchRow { what: format!("through the gateway, {producers} producers"), measured, cpu_micros })
+    /// How many events each request carries.
+    #[arg(long, default_value_t = 100, value_parser = count)]
+    batch: usize,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
-fn table(rows: &[BenchRow]) -> Table {
-    let bare = rows[0].measured.per_second();
-    let millis = |micros: Option<u64>| micros.map_or(String::new(), |micros| format!("{:.1} ms", micros as f64 / 1e3));
-    let cells = |row: &BenchRow| {
-        let measured = &row.measured;
-        vec![
-            row.what.clone(),
-            format!("{:.0}", measured.per_second()),
-            format!("{:.1} %", 100.0 * measured.per_second() / bare),
-            millis(measured.answered.map(|p| p.0)),
-            millis(measured.answered.map(|p| p.1)),
-            millis(measured.arrived.map(|p| p.0)),
-            millis(measured.arrived.map(|p| p.1)),
-            row.cpu_micros.map_or(String::new(), |micros| format!("{micros:.0} µs")),
-        ]
+#[derive(Debug, clap::Args)]
+struct FanoutArgs {
+    /// How many endpoints every event goes to.
+    #[arg(long, default_value_t = 10, value_parser = count)]
+    endpoints: usize,
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 64, value_parser = count)]
+    producers: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct LanesArgs {
+    /// How many keys there are.
+    #[arg(long, default_value_t = 1_000_000, value_parser = count)]
+    lanes: usize,
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 64, value_parser = count)]
+    producers: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ManyEndpointsArgs {
+    /// How many endpoints there are.
+    #[arg(long, default_value_t = 10_000, value_parser = count)]
+    endpoints: usize,
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 64, value_parser = count)]
+    producers: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct BacklogArgs {
+    /// How many deliveries wait.
+    #[arg(long, default_value_t = 100_000, value_parser = count)]
+    waiting: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct FlakyArgs {
+    /// Percentage of deliveries whose first attempt is answered 503.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=50))]
+    failing: u64,
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 64, value_parser = count)]
+    producers: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct PacedArgs {
+    /// How many events are handed in per second, one row each.
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000],
+          value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    per_second: Vec<u64>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct SaturateArgs {
+    /// How many producers send at once.
+    #[arg(long, default_value_t = 256, value_parser = count)]
+    producers: usize,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+impl Benchmark {
+    /// Returns the options of every benchmark, and the rows of this one.
+    fn rows(self) -> (CommonArgs, Vec<Scenario>) {
+        match self {
+            Self::Single(ProducerArgs { producers, common }) => {
+                let rows = producers.iter().map(|producers| common.single(*producers)).collect();
+                (common, rows)
+            }
+            Self::Batch(BatchArgs { producers, batch, common }) => {
+                let name = format!("batches of {batch}, {producers} producers");
+                let row = Scenario { name, batch, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Fanout(FanoutArgs { endpoints, producers, common }) => {
+                let name = format!("fan-out to {endpoints}, {producers} producers");
+                let row = Scenario { name, endpoints, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Lanes(LanesArgs { lanes, producers, common }) => {
+                let name = format!("{lanes} lanes, {producers} producers");
+                let row = Scenario { name, lanes, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Endpoints(ManyEndpointsArgs { endpoints, producers, common }) => {
+                let name = format!("{endpoints} endpoints, {producers} producers");
+                let row = Scenario { name, endpoints, routing: Routing::InTurn, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Backlog(BacklogArgs { waiting, common }) => {
+                let name = format!("{waiting} waiting");
+                let row = Scenario { name, backlog: waiting, ..common.single(1) };
+                (common, vec![row])
+            }
+            Self::Flaky(FlakyArgs { failing, producers, common }) => {
+                let name = format!("{failing} % fail first, {producers} producers");
+                let row = Scenario { name, failing_percent: failing, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Paced(PacedArgs { per_second, common }) => {
+                let row = |pace: &u64| {
+                    let name = format!("{pace} events/s");
+                    Scenario { name, per_second: Some(*pace), ..common.single(1) }
+                };
+                let rows = per_second.iter().map(row).collect();
+                (common, rows)
+            }
+            Self::Saturate(SaturateArgs { producers, common }) => {
+                let name = format!("saturated by {producers} producers");
+                let row = Scenario { name, ..common.single(producers) };
+                (common, vec![row])
+            }
+            Self::Neighbour(_) => unreachable!("it has no rows"),
+        }
+    }
+}
+
+/// Runs the benchmark and prints its figures.
+pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let (common, rows) = match args.what {
+        Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
+        Some(benchmark) => benchmark.rows(),
+        None => Benchmark::Single(args.single).rows(),
     };
-    let titles = ["", "events/s", "of bare", "accept p50", "accept p99", "arrival p50", "arrival p99", "CPU/event"];
-    Table::new(&titles, rows.iter().map(cells).collect())
+    let other = common.compare.as_deref().map(BenchReport::read).transpose()?;
+    let mut folder = BenchFolder::new(common.store.clone())?;
+    let receiver = BenchReceiver::start().await?;
+    let bare_for = common.duration().min(Duration::from_secs(5));
+    let bare_per_second = load::without_gateway(&receiver, 64, common.bytes, bare_for).await?;
+    let mut results = Vec::new();
+    for row in &rows {
+        results.push(run::measure(&mut folder, &receiver, row, bare_per_second).await?);
+    }
+    let report = BenchReport { version: env!("CARGO_PKG_VERSION").into(), bare_per_second, results };
+    if common.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(());
+    }
+    println!("{}", report.table().render(Screen::of_stdout()));
+    for result in report.results.iter().filter(|result| result.seconds.len() > 1) {
+        println!("\n{}", chart::chart(result));
+    }
+    if let Some(other) = other {
+        println!("\ncompared with version {}, {:.0} bare/s:", other.version, other.bare_per_second);
+        for table in report.comparison(&other) {
+            println!("\n{}", table.render(Screen::of_stdout()));
+        }
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 //! beside it, in one run.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,9 +12,11 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
-use super::gateway::GatewayProcess;
-use super::load;
+use super::gateway::{BenchFolder, BenchStore, GatewayGroup};
+use super::load::{self, LoadCounters};
 use super::receiver::BenchReceiver;
+use super::result::Quantiles;
+use super::scenario::Scenario;
 use crate::model::parse_fault::json_fault;
 
 /// How to be loud.
@@ -34,72 +37,93 @@ pub struct NeighbourArgs {
     #[arg(long, value_enum, default_value = "backlog")]
     noise: NoiseKind,
     /// How many deliveries the loud tenant has waiting.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = super::count)]
     waiting: usize,
     /// At how many endpoints.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = super::count)]
     endpoints: usize,
     /// How many events the quiet tenant hands in per second.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     per_second: u64,
     /// How long each of the two is measured, in seconds.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
     /// Settings of the loud endpoints, as JSON.
     #[arg(long, default_value = "{}")]
     settings: String,
+    /// Print all figures as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: BenchStore,
 }
 
 /// Measures the quiet tenant alone and beside the loud one, and prints both and their
 /// ratio.
 pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
-    let child = GatewayProcess::start().await.context("the gateway did not start")?;
+    let mut folder = BenchFolder::new(args.store.clone())?;
+    let group = folder.start().await?;
     let receiver = BenchReceiver::start().await?;
-    child.call(Method::PUT, "/v1/tenants/quiet", "").await?;
+    group.call(Method::PUT, "/v1/tenants/quiet", "{}").await?;
     let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
-    child.call(Method::PUT, "/v1/tenants/loud", limits).await?;
+    group.call(Method::PUT, "/v1/tenants/loud", limits).await?;
     let body = format!(r#"{{"url":"{}"}}"#, receiver.url());
-    child.call(Method::POST, "/v1/tenants/quiet/endpoints", &body).await?;
-    let duration = Duration::from_secs(args.seconds.clamp(1, 600));
-    let pace = Duration::from_micros(1_000_000 / args.per_second.max(1));
-    load::paced(&child, "quiet", pace, Duration::from_secs(1), &receiver).await?;
+    group.call(Method::POST, "/v1/tenants/quiet/endpoints", &body).await?;
+    let quiet =
+        Scenario { per_second: Some(args.per_second), ..Scenario::single(1, Duration::from_secs(args.seconds), 20) };
+    let warm_up = Scenario { duration: Duration::from_secs(1), ..quiet.clone() };
+    arrival(&group, &receiver, &warm_up).await?;
     let url = noisy_receiver(args.noise).await?;
-    let endpoints = prepare(&child, &args, &url).await?;
-    let alone = load::paced(&child, "quiet", pace, duration, &receiver).await?;
+    let endpoints = prepare(&group, &args, &url).await?;
+    let alone = arrival(&group, &receiver, &quiet).await?;
     for endpoint in &endpoints {
-        child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/resume"), "").await?;
+        group.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/resume"), "").await?;
     }
-    let beside = load::paced(&child, "quiet", pace, duration, &receiver).await?;
-    let metrics = child.call(Method::GET, "/metrics", "").await?;
-    child.stop().await;
+    let beside = arrival(&group, &receiver, &quiet).await?;
+    let metrics = group.call(Method::GET, "/metrics", "").await?;
+    group.stop().await;
+    if args.json {
+        let ratio = serde_json::json!({"p50": beside.p50 / alone.p50, "p99": beside.p99 / alone.p99});
+        let figures = serde_json::json!({"alone_ms": alone, "beside_ms": beside, "ratio": ratio});
+        println!("{}", serde_json::to_string_pretty(&figures)?);
+        return Ok(());
+    }
     let waiting = metrics.lines().find_map(|line| line.strip_prefix("posthaste_deliveries_waiting "));
     println!(
         "{:?}: {} due at {} endpoints beside {} events/s",
         args.noise, args.waiting, args.endpoints, args.per_second
     );
-    for (name, (p50, p99)) in [("alone", alone), ("beside", beside)] {
-        println!("  {name:<8} hand-in to arrival p50 {:.2} ms, p99 {:.2} ms", p50 as f64 / 1e3, p99 as f64 / 1e3);
+    for (name, times) in [("alone", alone), ("beside", beside)] {
+        println!("  {name:<8} hand-in to arrival p50 {:.2} ms, p99 {:.2} ms", times.p50, times.p99);
     }
-    let ratio = |beside: u64, alone: u64| beside as f64 / alone.max(1) as f64;
-    println!("  ratio    p50 {:.2}, p99 {:.2}", ratio(beside.0, alone.0), ratio(beside.1, alone.1));
+    println!("  ratio    p50 {:.2}, p99 {:.2}", beside.p50 / alone.p50, beside.p99 / alone.p99);
     println!("  waiting at the end: {}", waiting.unwrap_or("unknown"));
     Ok(())
 }
 
+/// Measures the quiet tenant's events from hand-in to arrival.
+async fn arrival(group: &GatewayGroup, receiver: &BenchReceiver, quiet: &Scenario) -> anyhow::Result<Quantiles> {
+    let (before, counters) = (receiver.arrived(), Arc::new(LoadCounters::default()));
+    receiver.take_latency();
+    load::paced(group, "quiet", receiver, quiet, &counters).await?;
+    receiver.wait_for(before + counters.accepted.load(Ordering::Relaxed)).await?;
+    Quantiles::of(&receiver.take_latency()).context("nothing arrived")
+}
+
 /// Creates paused endpoints of the loud tenant with waiting deliveries; returns their
 /// ids.
-async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
+async fn prepare(group: &GatewayGroup, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
-    for n in 0..args.endpoints.max(1) {
+    for n in 0..args.endpoints {
         let mut settings: serde_json::Value = serde_json::from_str(&args.settings).map_err(|problem| {
             anyhow::anyhow!("--settings is not JSON: {}", json_fault(args.settings.as_bytes(), &problem))
         })?;
         settings["url"] = format!("{url}{n}").into();
         settings["event_types"] = serde_json::json!([format!("loud.e{n}")]);
-        let created = child.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
+        let created = group.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
         let created: serde_json::Value = serde_json::from_str(&created)?;
         let id = created["id"].as_str().context("an endpoint has an id")?.to_owned();
-        child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{id}/pause"), "").await?;
+        group.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{id}/pause"), "").await?;
         ids.push(id);
     }
     let mut sent = 0;
@@ -109,7 +133,7 @@ async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> any
             .map(|n| format!(r#"{{"type":"loud.e{}","data":{{"n":{n}}}}}"#, n % ids.len()))
             .collect();
         let body = format!("[{}]", events.join(","));
-        child.call(Method::POST, "/v1/tenants/loud/events/batch", &body).await?;
+        group.call(Method::POST, "/v1/tenants/loud/events/batch", &body).await?;
         sent += count;
     }
     Ok(ids)

@@ -16,9 +16,11 @@ impl Ticker {
         Self { next: Instant::now(), pace }
     }
 
-    /// Waits for the next tick.
-    pub async fn wait(&mut self) {
-        tokio::time::sleep_until(self.next).await;
+    /// Waits for the next tick. Returns when it was due.
+    pub async fn wait(&mut self) -> Instant {
+        let due = self.next;
+        tokio::time::sleep_until(due).await;
         self.next += self.pace;
+        due
     }
 }

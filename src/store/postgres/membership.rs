@@ -17,11 +17,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 use tracing::{info, warn};
 
 use super::database_time::{ObservedTime, TimedReading};
 use super::due::{log_uncounted, recount};
 use super::rows::at;
+use super::stored_function::{IN_ORDER, NamedSql, StoredFunction};
 use super::transaction::{bind, bound, with_timeout};
 use super::{PostgresState, due, partitions};
 use crate::clock::boot_ms;
@@ -192,7 +194,7 @@ impl MembershipTask {
         let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
         let (rows, questions) = tokio::join!(
             biased;
-            with_timeout(client.query_typed(&POLL, &seen)),
+            with_timeout(client.query_typed(POLL.call(), &seen)),
             with_timeout(client.query_typed(questions, &me)),
         );
         let (rows, questions) = (rows?, questions?);
@@ -328,8 +330,13 @@ row! {
     }
 }
 
-static POLL: LazyLock<String> = LazyLock::new(|| {
-    include_str!("sql/poll.sql").replace("{columns}", joined!(", "; PollRow::COLUMNS, Arrival::COLUMNS))
+/// Reads all that a node polls for: `sql/poll.sql`.
+pub static POLL: LazyLock<StoredFunction> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/poll.sql")).parameter("end", Type::TEXT);
+    let sql = sql.parameter("running", Type::TEXT_ARRAY).parameter("node", Type::INT8);
+    let sql = sql.parameter("shards", Type::INT2_ARRAY);
+    let columns = joined!(", "; PollRow::COLUMNS, Arrival::COLUMNS);
+    StoredFunction::query::<(PollRow, Arrival)>("poll", IN_ORDER, sql.replace("columns", columns))
 });
 
 /// Returns the arrival of a row, if it holds one.

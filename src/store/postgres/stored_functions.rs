@@ -8,12 +8,13 @@ use tokio_postgres::Transaction;
 use super::accept_batch::ACCEPT;
 use super::claims::READ_CLAIMS;
 use super::due::{EARLIEST_DUE, OLDEST_DUE, READ_DUE, READ_URGENT};
+use super::membership::POLL;
 use super::overdue::{OVERDUE, UNTRIED};
 use super::settle_batch::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
 use super::stored_function::StoredFunction;
 
 /// All functions that the database must have.
-const ALL: [&LazyLock<StoredFunction>; 12] = [
+const ALL: [&LazyLock<StoredFunction>; 13] = [
     &HOLD_NODE,
     &LOCK_LANES,
     &SETTLE_DELIVERED,
@@ -25,6 +26,7 @@ const ALL: [&LazyLock<StoredFunction>; 12] = [
     &OLDEST_DUE,
     &OVERDUE,
     &UNTRIED,
+    &POLL,
     &ACCEPT,
 ];
 

@@ -10,14 +10,16 @@
 -- others. A restarted server, or another that took its place, may use
 -- transaction ids again; then everything is read.
 --
--- Served by: queue_arrivals.
---
--- $1 end of the last snapshot, $2 transactions that were running then, $3 this
--- node, $4 its shards
+-- Served by: queue_arrivals; the order leaves the planner no other index.
 SELECT {columns}
 FROM posthaste.catalogue c LEFT JOIN (
     SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.look_at) AS look_at, count(*) AS arrived
-    FROM posthaste.queue q
-    WHERE (q.xid >= $1::text::xid8 OR q.xid = ANY($2::text[]::xid8[])) AND q.origin <> $3 AND q.shard = ANY($4)
+    FROM (
+        (SELECT w.* FROM posthaste.queue w
+         WHERE w.xid >= {end}::xid8 AND w.origin <> {node} AND w.shard = ANY({shards}) ORDER BY w.xid)
+        UNION ALL
+        (SELECT w.* FROM posthaste.queue w
+         WHERE w.xid < {end}::xid8 AND w.xid = ANY({running}::xid8[]) AND w.origin <> {node} AND w.shard = ANY({shards})
+         ORDER BY w.xid)) q
     GROUP BY q.endpoint) a ON true
     LEFT JOIN posthaste.endpoints p ON p.no = a.endpoint
