@@ -274,7 +274,11 @@ pub async fn list(
 
 /// Returns an endpoint of this tenant, or the problem that there is none.
 pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
-    api.gateway.store.endpoint(tenant, id).ok_or_else(|| Problem::not_found("endpoint"))
+    let store = &api.gateway.store;
+    store.endpoint(tenant, id).ok_or_else(|| match store.unreadable_endpoint(tenant, id) {
+        Some(newer) => Error::Unreadable(newer).into(),
+        None => Problem::not_found("endpoint"),
+    })
 }
 
 /// Show an endpoint

@@ -328,7 +328,7 @@ impl From<store::Error> for Problem {
                 Self::new(ProblemCode::Unavailable, detail)
             }
             // A node of the version that wrote it may be asked next.
-            store::Error::UnknownCode(_) => {
+            store::Error::UnknownCode(_) | store::Error::Unreadable(_) => {
                 warn!("answered 503: {detail}");
                 Self::new(ProblemCode::Unavailable, detail)
             }

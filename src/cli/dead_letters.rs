@@ -11,7 +11,7 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::find;
 use super::output::{self, OutputFormat, clean, text};
-use super::request::{PageArgs, ask_filter, past_time};
+use super::request::{TimeRangeArgs, ask_filter};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::delivery_filter::DeliveryFilter;
@@ -27,7 +27,7 @@ pub struct DeadLettersArgs {
 
 #[derive(Debug, Subcommand)]
 enum DeadLettersAction {
-    /// List dead letters, newest first.
+    /// List dead letters, newest first; --since and --until mean when they died, the latest first.
     List(Box<DeadLettersList>),
     /// Tell the story of one.
     Get {
@@ -50,14 +50,8 @@ enum DeadLettersAction {
 struct DeadLettersList {
     #[command(flatten)]
     filter: DeliveryFilter,
-    /// Dead from this time on, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    since: Option<Timestamp>,
-    /// Dead before this time, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    until: Option<Timestamp>,
     #[command(flatten)]
-    page: PageArgs,
+    died: TimeRangeArgs,
 }
 
 /// Runs the action and prints the gateway's answer.
@@ -85,8 +79,9 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 impl DeadLettersList {
     /// Adds the filter and the page to a list's URL.
     fn add_to(self, url: &mut url::Url) {
-        ask_filter(url, &DeliveryFilter { finished_since: self.since, finished_until: self.until, ..self.filter });
-        self.page.ask(url);
+        let TimeRangeArgs { since, until, page } = self.died;
+        ask_filter(url, &DeliveryFilter { finished_since: since, finished_until: until, ..self.filter });
+        page.ask(url);
     }
 }
 

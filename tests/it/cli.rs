@@ -157,6 +157,22 @@ async fn data_that_is_sent_arrives_byte_for_byte() {
     let many = cli_output(&gateway, &["send", "odd.bytes", "--count", "3"]).await;
     assert_eq!(many.lines().count(), 4, "a title and three receipts: {many}");
     receiver.wait_for(6).await;
+    let many = asked(&gateway, &["send", "odd.bytes", "--count", "2"]).await;
+    assert_eq!(many["data"].as_array().map(Vec::len), Some(2), "one document: {many}");
+}
+
+#[tokio::test]
+async fn of_many_events_the_one_that_failed_is_named() {
+    let gateway = Gateway::start().await;
+    asked(&gateway, &["tenants", "create", "acme", "--ingest", "0.001/2"]).await;
+    let send = ["send", "a.b", "--count", "4", "--tenant", "acme", "-o", "json"];
+    let output = to_gateway(&gateway, &send).output().await.expect("it runs");
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    let accepted: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(accepted["data"].as_array().map(Vec::len), Some(2), "{accepted}");
+    let problem: Value = serde_json::from_slice(&output.stderr).expect("a problem");
+    assert_eq!((&problem["code"], &problem["status"]), (&json!("rate_limited"), &json!(429)));
+    assert_eq!(problem["context"], "event 3 of 4 was not accepted");
 }
 
 #[tokio::test]

@@ -273,9 +273,11 @@ async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> a
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id])?;
     let endpoint = output::parse(&client.get(url.clone()).await?)?;
-    let waiting = endpoint["health"]["waiting"].as_u64();
+    let waiting = |endpoint: &Value| endpoint["health"]["waiting"].as_u64();
     let whose = format!("{} of tenant {}", output::text(&endpoint, "url"), client.tenant);
-    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting)))?;
+    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting(&endpoint))))?;
+    // The answer may have taken a while.
+    let waiting = waiting(&output::parse(&client.get(url.clone()).await?)?);
     client.call(Method::DELETE, url, None).await?;
     output::deleted(client.format, id, waiting, &format!("deleted {id}, and cancelled {}", cancelled(waiting)))
 }
