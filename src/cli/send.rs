@@ -31,7 +31,7 @@ pub struct SendArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     file: Option<PathBuf>,
     /// Send it so many times, one after the other.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
     count: u32,
 }
 
@@ -115,6 +115,14 @@ async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u
         output::list(client.format, &format!(r#"{{"data":[{}]}}"#, receipts.join(",")), "receipts", COLUMNS)?;
     }
     outcome
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err("write a whole number from 1 on".to_owned()),
+        Ok(count) => Ok(count),
+        Err(problem) => Err(format!("{problem}")),
+    }
 }
 
 impl EventArgs {
