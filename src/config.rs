@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{DnsResolver, ProxyUrl};
+use crate::model::parse_fault::data_fault;
 use crate::model::setting_in_force::{SettingInForce, SettingOrigin};
 use crate::model::size::Size;
 use crate::model::span::Span;
@@ -221,8 +222,28 @@ fn parse(text: &str) -> Result<PartialSettings, String> {
         let name = text.lines().nth(line).and_then(|line| line.split_once('=')).map(|(name, _)| name.trim());
         let name = name.filter(|name| name.bytes().all(|c| c.is_ascii_lowercase() || c == b'-')).unwrap_or_default();
         let name = Some(name).filter(|name| !name.is_empty()).map(|name| format!(", {name}")).unwrap_or_default();
-        format!(" in line {}{name}: {}", line + 1, problem.message())
+        format!(" in line {}{name}: {}", line + 1, file_fault(problem.message()))
     })
+}
+
+/// Returns what is wrong in the settings file, from the message of the parser.
+fn file_fault(message: &str) -> String {
+    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+    if let Some(name) = unknown {
+        let nearest = environment::nearest_name(name).map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+        return format!("{name} is no setting; {nearest}`posthaste config --reference` lists all settings");
+    }
+    match message {
+        values::FILE_VALUE => {
+            format!("write {message}; several values go into one text, such as \"10.0.0.0/8,127.0.0.0/8\"")
+        }
+        message if message.starts_with("invalid type") => data_fault(message),
+        message if message.starts_with("invalid ") || message.contains("expected") || message.contains("quoted") => {
+            "this is not TOML; write a name, = and a value, and texts in double quotes, such as retention = \"7d\""
+                .to_owned()
+        }
+        other => other.to_owned(),
+    }
 }
 
 impl Settings {
@@ -383,7 +404,12 @@ mod tests {
     #[test]
     fn a_wrong_setting_is_refused_by_name_with_the_way_out() {
         let wrong = |text: &str| parse(text).unwrap_err();
-        assert!(wrong("retentoin = \"7d\"").contains("retentoin"));
+        assert!(wrong("retentoin = \"7d\"").contains("retentoin is no setting; did you mean retention?"));
+        assert!(wrong("retention = 5").ends_with("retention: it is the number 5; use a text"));
+        assert!(wrong("allow-egress = [\"127.0.0.0/8\"]").contains("several values go into one text"));
+        for broken in ["listen = null", "retention = \"5d", "retention 5d", "log = info"] {
+            assert!(wrong(broken).contains("not TOML; write a name, = and a value"), "{}", wrong(broken));
+        }
         let week = wrong("log = \"info\"\nretention = \"week\"");
         assert!(week.contains("in line 2, retention: ") && week.contains("such as 30s"), "{week}");
         assert!(wrong("allow-egress = \"here\"").contains("127.0.0.0/8"));

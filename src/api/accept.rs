@@ -29,6 +29,9 @@ use crate::model::rfc3339::{is_rfc3339, parse_moment};
 use crate::model::span::Span;
 use crate::store::BatchMode;
 
+/// Request header that stands in for a missing id of an event.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
 /// Most events in one batch.
 pub const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
@@ -214,6 +217,7 @@ pub async fn accept_batch(
     let permit = api.gateway.intake.permit(&tenant.id);
     let (body, _permit) = read_events(&headers, body, BATCH_BYTES_MAX, permit).await?;
     refuse_single(&headers, &body)?;
+    refuse_key_of_batch(&headers)?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
         return Err(Problem::new(
@@ -271,6 +275,17 @@ fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
             ProblemCode::WrongState,
             "tenant _system is fed by the gateway itself; hand events in to another tenant, or try its endpoints with a test event",
         ));
+    }
+    Ok(())
+}
+
+/// Refuses an `Idempotency-Key` beside a batch: it names one event, and would make
+/// nothing of a batch safe to repeat.
+fn refuse_key_of_batch(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.contains_key(IDEMPOTENCY_KEY) {
+        let detail =
+            "an Idempotency-Key stands for one event; leave it out of a batch, and give each event an id of its own";
+        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
     }
     Ok(())
 }
@@ -430,9 +445,9 @@ fn warnings_of(api: &SharedApiState, submission: &Submission) -> Vec<String> {
 /// Returns the id of the body, or else that of the `Idempotency-Key` header.
 /// Two different ones are refused: it is not clear which one tells repeats.
 fn choose_id(in_body: Option<EventId>, headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
-    match (in_body, idempotency_key(headers)) {
-        (None, in_header) => in_header,
-        (Some(id), Ok(in_header)) if in_header.as_ref().is_none_or(|key| *key == id) => Ok(Some(id)),
+    match (in_body, idempotency_key(headers)?) {
+        (None, in_header) => Ok(in_header),
+        (Some(id), in_header) if in_header.as_ref().is_none_or(|key| *key == id) => Ok(Some(id)),
         (Some(id), _) => Err(Problem::field(
             ProblemCode::InvalidField,
             "Idempotency-Key",
@@ -443,7 +458,12 @@ fn choose_id(in_body: Option<EventId>, headers: &HeaderMap) -> Result<Option<Eve
 
 /// Reads the event id from the `Idempotency-Key` header, bare or in quotes.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.any(|other| other != value) {
+        let detail = "the Idempotency-Key header is there twice, with different keys; send one";
+        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
+    }
     let Ok(text) = value.to_str() else {
         let detail = "the Idempotency-Key header cannot be an id: it is not printable ASCII";
         return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));

@@ -73,7 +73,7 @@ pub async fn create(
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let mut document = fields_from_json::<NewEndpoint>(&body)?;
     let keys = ProvidedKeys::take(&mut document)?;
-    let mut settings: EndpointSettings = from_value(Value::Object(document.clone()))?;
+    let mut settings: EndpointSettings = from_value(&Value::Object(document.clone()))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
@@ -274,7 +274,11 @@ pub async fn list(
 
 /// Returns an endpoint of this tenant, or the problem that there is none.
 pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
-    api.gateway.store.endpoint(tenant, id).ok_or_else(|| Problem::not_found("endpoint"))
+    let store = &api.gateway.store;
+    store.endpoint(tenant, id).ok_or_else(|| match store.unreadable_endpoint(tenant, id) {
+        Some(newer) => Error::Unreadable(newer).into(),
+        None => Problem::not_found("endpoint"),
+    })
 }
 
 /// Show an endpoint
@@ -318,7 +322,7 @@ pub async fn update(
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
         merge(&mut document, Value::Object(patch.clone()));
-        let mut settings: EndpointSettings = from_value(document)?;
+        let mut settings: EndpointSettings = from_value(&document)?;
         let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };

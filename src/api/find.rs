@@ -2,14 +2,18 @@
 
 use axum::Json;
 use axum::extract::State;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
 
 use super::SharedApiState;
 use super::input::QueryParams;
 use super::page::Page;
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use crate::model::attempt::Attempt;
+use crate::model::id::{AttemptId, AuditId, DeliveryId, EndpointId, EventId, SecretId, TenantId, TokenId};
+use crate::store::{self, AuditQuery, PageRequest, Store};
 
 /// Most events that one id finds.
 const EVENTS_MAX: usize = 500;
@@ -20,14 +24,20 @@ const EVENTS_MAX: usize = 500;
 pub enum FoundKind {
     /// A tenant itself.
     Tenant,
-    /// An endpoint that is not deleted.
+    /// An endpoint; one that was deleted has `deleted_at`.
     Endpoint,
     /// An event; several tenants may have one with the same id.
     Event,
     /// A delivery to any endpoint.
     Delivery,
+    /// An attempt of a delivery.
+    Attempt,
+    /// A signing secret of an endpoint.
+    Secret,
     /// A token that is not revoked.
     Token,
+    /// An entry of the audit log.
+    AuditEntry,
 }
 
 /// Something that has the id.
@@ -40,7 +50,12 @@ pub struct FoundView {
     /// Whose it is; null for a token of the gateway itself.
     #[schema(value_type = Option<String>)]
     tenant: Option<TenantId>,
-    /// Path of the API that shows it; null for a token, which is only listed.
+    /// The delivery of an attempt, or the endpoint of a secret; null for all else.
+    of: Option<String>,
+    /// When it was deleted, RFC 3339; null unless it is a deleted endpoint.
+    #[schema(value_type = Option<String>)]
+    deleted_at: Option<Timestamp>,
+    /// Path of the API that shows it; null for a token, which is only listed, and for what was deleted.
     path: Option<String>,
 }
 
@@ -49,7 +64,7 @@ pub struct FoundView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FindParams {
-    /// The id of a delivery, an event, an endpoint, a tenant or a token.
+    /// The id of a delivery, an attempt, an event, an endpoint, a secret, a tenant, a token or an audit entry.
     #[param(example = "dlv_01m7fwhwg2e008000000000002")]
     id: String,
 }
@@ -70,34 +85,97 @@ pub async fn find(
     // Every other id has the form of an event's.
     let event: EventId =
         id.parse().map_err(|invalid| Problem::field(ProblemCode::InvalidField, "?id", format!("{invalid}")))?;
-    let store = &api.gateway.store;
-    let mut found = Vec::new();
-    if let Some(tenant) = id.parse().ok().and_then(|tenant: TenantId| store.tenant(&tenant)) {
-        found.push(found_in(FoundKind::Tenant, &id, &tenant.id));
-    }
-    if let Some(endpoint) = id.parse().ok().and_then(|id: EndpointId| store.any_endpoint(id)) {
-        found.push(found_in(FoundKind::Endpoint, &id, &endpoint.tenant));
-    }
-    if let Ok(delivery) = id.parse::<DeliveryId>()
-        && let Some(tenant) = store.tenant_of_delivery(delivery).await?
-    {
-        found.push(found_in(FoundKind::Delivery, &id, &tenant));
-    }
-    if let Some(token) = id.parse().ok().and_then(|id: TokenId| store.token(id)) {
-        found.push(FoundView { kind: FoundKind::Token, id: id.clone(), tenant: token.tenant.clone(), path: None });
-    }
+    let store = api.gateway.store.as_ref();
+    let mut found: Vec<FoundView> = in_catalog(store, &id).into_iter().collect();
+    found.extend(in_history(store, &id).await?);
     let tenants = store.tenants_of_event(&event, EVENTS_MAX).await?;
-    found.extend(tenants.iter().map(|tenant| found_in(FoundKind::Event, &id, tenant)));
+    found.extend(
+        tenants
+            .iter()
+            .map(|tenant| FoundView::of(FoundKind::Event, &id, tenant).at(format!("/v1/tenants/{tenant}/events/{id}"))),
+    );
     Ok(Json(Page::whole(found)))
 }
 
-fn found_in(kind: FoundKind, id: &str, tenant: &TenantId) -> FoundView {
-    let path = match kind {
-        FoundKind::Tenant => Some(format!("/v1/tenants/{tenant}")),
-        FoundKind::Endpoint => Some(format!("/v1/tenants/{tenant}/endpoints/{id}")),
-        FoundKind::Event => Some(format!("/v1/tenants/{tenant}/events/{id}")),
-        FoundKind::Delivery => Some(format!("/v1/tenants/{tenant}/deliveries/{id}")),
-        FoundKind::Token => None,
-    };
-    FoundView { kind, id: id.to_owned(), tenant: Some(tenant.clone()), path }
+/// Finds a tenant, an endpoint, a secret or a token. All of them are in memory.
+fn in_catalog(store: &dyn Store, id: &str) -> Option<FoundView> {
+    if let Some(tenant) = id.parse().ok().and_then(|id: TenantId| store.tenant(&id)) {
+        let path = format!("/v1/tenants/{}", tenant.id);
+        return Some(FoundView::of(FoundKind::Tenant, id, &tenant.id).at(path));
+    }
+    if let Some(endpoint) = id.parse().ok().and_then(|id: EndpointId| store.any_endpoint(id)) {
+        let path = format!("/v1/tenants/{}/endpoints/{id}", endpoint.tenant);
+        return Some(FoundView::of(FoundKind::Endpoint, id, &endpoint.tenant).at(path));
+    }
+    if let Ok(secret) = id.parse::<SecretId>() {
+        let tenants = store.tenants();
+        let mut endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
+        let endpoint = endpoints.find(|endpoint| endpoint.secrets.iter().any(|known| known.id == secret))?;
+        let path = format!("/v1/tenants/{}/endpoints/{}/secrets", endpoint.tenant, endpoint.id);
+        let found = FoundView::of(FoundKind::Secret, id, &endpoint.tenant).at(path);
+        return Some(FoundView { of: Some(endpoint.id.to_string()), ..found });
+    }
+    let token = id.parse().ok().and_then(|id: TokenId| store.token(id))?;
+    Some(FoundView { tenant: token.tenant.clone(), ..FoundView::of(FoundKind::Token, id, &TenantId::system()) })
+}
+
+/// Finds a delivery, an attempt, an audit entry or a deleted endpoint, each by the key
+/// of its row.
+async fn in_history(store: &dyn Store, id: &str) -> store::Result<Option<FoundView>> {
+    if let Ok(delivery) = id.parse::<DeliveryId>() {
+        let tenant = store.tenant_of_delivery(delivery).await?;
+        return Ok(tenant.map(|tenant| {
+            FoundView::of(FoundKind::Delivery, id, &tenant).at(format!("/v1/tenants/{tenant}/deliveries/{id}"))
+        }));
+    }
+    if let Ok(attempt) = id.parse::<AttemptId>() {
+        return found_attempt(store, id, attempt).await;
+    }
+    if let Ok(entry) = id.parse::<AuditId>() {
+        return found_audit_entry(store, id, entry).await;
+    }
+    let Ok(endpoint) = id.parse::<EndpointId>() else { return Ok(None) };
+    if store.any_endpoint(endpoint).is_some() {
+        return Ok(None);
+    }
+    let deleted = store.deleted_endpoint(endpoint).await?;
+    Ok(deleted.map(|(tenant, deleted_at)| FoundView {
+        deleted_at: Some(deleted_at),
+        ..FoundView::of(FoundKind::Endpoint, id, &tenant)
+    }))
+}
+
+/// Finds an attempt through its delivery.
+async fn found_attempt(store: &dyn Store, id: &str, attempt: AttemptId) -> store::Result<Option<FoundView>> {
+    let Some((tenant, delivery)) = store.delivery_of_attempt(attempt).await? else { return Ok(None) };
+    let attempts = store.attempts(&tenant, delivery).await?.unwrap_or_default();
+    let is_it = |known: &Attempt| AttemptId::of(delivery, known.number, known.started_at) == attempt;
+    Ok(attempts.iter().any(is_it).then(|| {
+        let path = format!("/v1/tenants/{tenant}/deliveries/{delivery}/attempts");
+        FoundView { of: Some(delivery.to_string()), ..FoundView::of(FoundKind::Attempt, id, &tenant).at(path) }
+    }))
+}
+
+/// Finds an entry of the audit log as the first of the page that ends with it.
+async fn found_audit_entry(store: &dyn Store, id: &str, entry: AuditId) -> store::Result<Option<FoundView>> {
+    let after = AuditId(Uuid::from_u128(entry.0.as_u128().saturating_add(1)));
+    let page = PageRequest { cursor: Some(after.to_string()), limit: 1 };
+    let found = store.audit(AuditQuery::default(), page).await?.data.into_iter().next();
+    Ok(found.filter(|found| found.id == entry).map(|found| {
+        // The list of the one millisecond that the id contains.
+        let millis = i64::try_from(entry.0.as_u128() >> 80).unwrap_or(0);
+        let at = |millis| Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MAX);
+        let path = format!("/v1/audit?since={:.3}&until={:.3}", at(millis), at(millis + 1));
+        FoundView::of(FoundKind::AuditEntry, id, &found.record.tenant).at(path)
+    }))
+}
+
+impl FoundView {
+    fn of(kind: FoundKind, id: &str, tenant: &TenantId) -> Self {
+        Self { kind, id: id.to_owned(), tenant: Some(tenant.clone()), of: None, deleted_at: None, path: None }
+    }
+
+    fn at(self, path: String) -> Self {
+        Self { path: Some(path), ..self }
+    }
 }

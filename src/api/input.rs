@@ -22,8 +22,8 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::page::PageParams;
-use super::problem::{Problem, ProblemCode};
-use super::request_schema::find_non_object;
+use super::problem::{FieldError, Problem, ProblemCode};
+use super::request_schema::{find_non_object, find_other_kind};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
@@ -147,7 +147,7 @@ pub fn too_large(bytes_max: usize) -> Problem {
 /// wherever the schema of `T` has one.
 pub fn document_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Result<T, Problem> {
     checked_document::<T>(bytes)?;
-    from_json(bytes)
+    from_json(bytes).map_err(|problem| explained_by_schema::<T>(problem, bytes))
 }
 
 /// Parses a document like [`document_from_json`], by the schema of `T`, and
@@ -165,6 +165,25 @@ fn checked_document<T: ToSchema>(bytes: &[u8]) -> Result<(), Problem> {
     }
     from_json::<UniqueKeysJson>(bytes)?;
     refuse_non_objects::<T>(&from_json(bytes)?)
+}
+
+/// Replaces the parser's words with those of the schema, where a value is of another
+/// kind than expected.
+fn explained_by_schema<T: ToSchema>(problem: Problem, bytes: &[u8]) -> Problem {
+    match serde_json::from_slice(bytes) {
+        Ok(document) => explained_by_kind::<T>(problem, &document),
+        Err(_) => problem,
+    }
+}
+
+fn explained_by_kind<T: ToSchema>(problem: Problem, document: &Value) -> Problem {
+    let is_same = |error: &FieldError| problem.pointer() == Some(error.pointer.as_str());
+    // What a time looks like is told already.
+    let is_plain = |error: &FieldError| !error.pointer.rsplit('/').next().is_some_and(is_time);
+    match find_other_kind::<T>(document).filter(is_same).filter(is_plain) {
+        Some(error) => Problem::fields(ProblemCode::InvalidField, vec![error]),
+        None => problem,
+    }
 }
 
 fn refuse_non_objects<T: ToSchema>(document: &Value) -> Result<(), Problem> {
@@ -233,7 +252,7 @@ pub fn event_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Re
         from_json::<serde::de::IgnoredAny>(bytes)?;
         refuse_non_objects::<T>(&Value::Array(Vec::new()))?;
     }
-    from_json(bytes)
+    from_json(bytes).map_err(|problem| explained_by_schema::<T>(problem, bytes))
 }
 
 /// Parses JSON; the problem points to the faulty field.
@@ -263,10 +282,10 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
 }
 
 /// Deserializes a JSON value; the problem points to the faulty field.
-pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
+pub fn from_value<T: DeserializeOwned + ToSchema>(value: &Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|located| {
         let pointer = pointer_of(located.path());
-        of_data_error(pointer, located.inner())
+        explained_by_kind::<T>(of_data_error(pointer, located.inner()), value)
     })
 }
 

@@ -183,7 +183,8 @@ async fn finish(State(api): State<SharedApiState>, mut request: Request, next: N
 
 /// Returns the tenant that a path names, if it can be one.
 fn tenant_in_path(path: &str) -> Option<TenantId> {
-    path.strip_prefix("/v1/tenants/")?.split('/').next()?.parse().ok()
+    let part = path.strip_prefix("/v1/tenants/")?.split('/').next()?;
+    percent_encoding::percent_decode_str(part).decode_utf8().ok()?.parse().ok()
 }
 
 /// A handler that runs to its end even if the caller hangs up.

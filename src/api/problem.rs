@@ -33,8 +33,15 @@ pub struct Problem {
     headers: Vec<(HeaderName, HeaderValue)>,
     limit: Option<LimitOwner>,
     limit_name: Option<&'static str>,
-    /// Whether something of a tenant is missing, as opposed to the tenant itself.
-    is_missing_in_tenant: bool,
+    /// What is missing, if something is.
+    missing: Option<MissingThing>,
+}
+
+/// Something that does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MissingThing {
+    Tenant,
+    OfTenant,
 }
 
 /// One field at fault.
@@ -179,7 +186,7 @@ impl Problem {
             headers: Vec::new(),
             limit: None,
             limit_name: None,
-            is_missing_in_tenant: false,
+            missing: None,
         }
     }
 
@@ -229,15 +236,23 @@ impl Problem {
     /// Returns the problem that a resource does not exist.
     pub fn not_found(what: &str) -> Self {
         let problem = Self::new(ProblemCode::NotFound, format!("there is no such {what}"));
-        Self { is_missing_in_tenant: what != "tenant", ..problem }
+        let missing = if what == "tenant" { MissingThing::Tenant } else { MissingThing::OfTenant };
+        Self { missing: Some(missing), ..problem }
     }
 
-    /// Names the tenant in which something was looked for and not found.
+    /// Names the tenant that was looked for, or in which something else was.
     pub fn naming_tenant(mut self, tenant: &TenantId) -> Self {
-        if self.is_missing_in_tenant {
-            self.detail.push_str(&format!(" in tenant {tenant}"));
+        match self.missing {
+            Some(MissingThing::Tenant) => self.detail = format!("there is no tenant {tenant}"),
+            Some(MissingThing::OfTenant) => self.detail.push_str(&format!(" in tenant {tenant}")),
+            None => {}
         }
         self
+    }
+
+    /// Returns the pointer to the first field at fault.
+    pub fn pointer(&self) -> Option<&str> {
+        self.errors.first().map(|error| error.pointer.as_str())
     }
 
     /// Returns the code and the fields at fault, their pointers prefixed with the
@@ -328,7 +343,7 @@ impl From<store::Error> for Problem {
                 Self::new(ProblemCode::Unavailable, detail)
             }
             // A node of the version that wrote it may be asked next.
-            store::Error::UnknownCode(_) => {
+            store::Error::UnknownCode(_) | store::Error::Unreadable(_) => {
                 warn!("answered 503: {detail}");
                 Self::new(ProblemCode::Unavailable, detail)
             }

@@ -17,7 +17,24 @@ use crate::model::pointer::child;
 /// `T` has one there.
 pub fn find_non_object<T: ToSchema>(document: &Value) -> Option<FieldError> {
     let schema = RequestSchema::of::<T>();
-    schema.find_non_object(vec![&schema.root], document, "")
+    schema.find_other_kind(vec![&schema.root], document, "", CheckedKinds::Objects)
+}
+
+/// Returns the first value of a document that is of another kind than the schema of
+/// `T` has there. Some fields take more kinds than their schema names, so this only
+/// explains what was refused.
+pub fn find_other_kind<T: ToSchema>(document: &Value) -> Option<FieldError> {
+    let schema = RequestSchema::of::<T>();
+    schema.find_other_kind(vec![&schema.root], document, "", CheckedKinds::All)
+}
+
+/// Which kinds of values are compared with the schema.
+#[derive(Debug, Clone, Copy)]
+enum CheckedKinds {
+    /// What may be an object, and is not null.
+    Objects,
+    /// Every value whose kinds are known.
+    All,
 }
 
 /// The schema of a request, and the schemas it refers to by name.
@@ -37,24 +54,33 @@ impl RequestSchema {
         }
     }
 
-    fn find_non_object(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<FieldError> {
+    fn find_other_kind(
+        &self,
+        schemas: Vec<&Value>,
+        value: &Value,
+        pointer: &str,
+        checked: CheckedKinds,
+    ) -> Option<FieldError> {
         let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
-        // Whether null is accepted depends on the field; its own type says so.
-        if !value.is_null()
-            && kinds.iter().any(|kind| is_of(kind, "object"))
-            && !kinds.iter().any(|kind| accepts(kind, value))
-        {
+        let is_checked = match checked {
+            // Whether null is accepted depends on the field; its own type says so.
+            CheckedKinds::Objects => !value.is_null() && kinds.iter().any(|kind| is_of(kind, "object")),
+            CheckedKinds::All => !kinds.is_empty(),
+        };
+        if is_checked && !kinds.iter().any(|kind| accepts(kind, value)) {
             return Some(FieldError { pointer: pointer.to_owned(), detail: self.describe(&kinds, value, pointer) });
         }
         match value {
             Value::Array(items) => {
                 let of_items: Vec<&Value> = kinds.iter().filter_map(|kind| kind.get("items")).collect();
                 let mut items = items.iter().enumerate();
-                items.find_map(|(n, item)| self.find_non_object(of_items.clone(), item, &format!("{pointer}/{n}")))
+                items.find_map(|(n, item)| {
+                    self.find_other_kind(of_items.clone(), item, &format!("{pointer}/{n}"), checked)
+                })
             }
             Value::Object(fields) => fields.iter().find_map(|(name, field)| {
                 let of_field = kinds.iter().filter_map(|kind| schema_of_field(kind, name)).collect();
-                self.find_non_object(of_field, field, &child(pointer, name))
+                self.find_other_kind(of_field, field, &child(pointer, name), checked)
             }),
             _ => None,
         }
@@ -74,12 +100,16 @@ impl RequestSchema {
 
     fn describe(&self, kinds: &[&Value], value: &Value, pointer: &str) -> String {
         let name = if pointer.is_empty() { "the body".to_owned() } else { pointer[1..].replace('/', ".") };
-        let expected = if kinds.iter().any(|kind| is_of(kind, "string")) { "a text or an object" } else { "an object" };
+        let is_expected = |name: &str| kinds.iter().any(|kind| is_of(kind, name));
+        let expected: Vec<&str> = KINDS.iter().filter(|(name, _)| is_expected(name)).map(|(_, words)| *words).collect();
+        let expected = expected.join(" or ");
         let example = match self.example(kinds) {
             Some(example) => format!(", such as {example}"),
             None => String::new(),
         };
         let actual = match value {
+            Value::Null => "null",
+            Value::Object(_) => "an object",
             Value::Array(_) => "a list",
             Value::String(_) => "a text",
             Value::Bool(_) => "a boolean",
@@ -88,10 +118,14 @@ impl RequestSchema {
         format!("{name} must be {expected}{example}; it is {actual}")
     }
 
-    /// Returns a short object that one of the schemas accepts: its example, or else
-    /// its required fields, or its first plain field if none is required.
+    /// Returns a short value that one of the schemas accepts. Of an object that is its
+    /// example, or else its required fields, or its first plain field if none is required.
     fn example(&self, kinds: &[&Value]) -> Option<String> {
-        let object = kinds.iter().find(|kind| is_of(kind, "object"))?;
+        let Some(object) = kinds.iter().find(|kind| is_of(kind, "object")) else {
+            let is_told = |kind: &Value| ["example", "default", "enum"].iter().any(|word| !kind[word].is_null());
+            let told = kinds.iter().find(|kind| is_told(kind) || is_told(&kind["items"]))?;
+            return self.value_of(told).map(|value| value.to_string());
+        };
         let fields: Vec<(String, Value)> = match object["example"].as_object() {
             Some(example) => example.clone().into_iter().collect(),
             None => {
@@ -129,6 +163,16 @@ impl RequestSchema {
         }
     }
 }
+
+/// Names of types in schemas, in the order in which they are told, and their words.
+const KINDS: [(&str, &str); 6] = [
+    ("string", "a text"),
+    ("integer", "a whole number"),
+    ("number", "a number"),
+    ("boolean", "true or false"),
+    ("array", "a list"),
+    ("object", "an object"),
+];
 
 /// Whether a schema names this type, alone or among others.
 fn is_of(schema: &Value, kind: &str) -> bool {
@@ -198,6 +242,25 @@ mod tests {
         }
         let (pointer, _) = refusal::<TenantSettings>(json!({"limits": {"management": [1, 2]}})).unwrap();
         assert_eq!(pointer, "/limits/management");
+    }
+
+    #[test]
+    fn what_was_refused_is_explained_by_its_kind_with_an_example() {
+        for (document, detail) in [
+            (json!({"url": 7}), r#"url must be a text, such as "https://example.com/webhooks"; it is a number"#),
+            (json!({"format": null}), r#"format must be a text, such as "envelope"; it is null"#),
+            (json!({"event_types": "a.b"}), r#"event_types must be a list, such as ["invoice.*"]; it is a text"#),
+            (json!({"max_in_flight": "3"}), "max_in_flight must be a whole number; it is a text"),
+            (json!({"timeout": {"total": 10}}), r#"timeout.total must be a text, such as "10s"; it is a number"#),
+            (json!({"metadata": {"a": {}}}), "metadata.a must be a text; it is an object"),
+            (
+                json!({"breaker": {"enabled": "yes"}}),
+                "breaker.enabled must be true or false, such as true; it is a text",
+            ),
+        ] {
+            assert_eq!(find_other_kind::<NewEndpoint>(&document).map(|error| error.detail).as_deref(), Some(detail));
+        }
+        assert_eq!(find_other_kind::<NewEndpoint>(&json!({"url": "", "rate": {}, "filter": null})), None);
     }
 
     #[test]

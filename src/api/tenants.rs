@@ -294,7 +294,7 @@ pub async fn update(
     let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));
-    let settings: TenantSettings = from_value(document)?;
+    let settings: TenantSettings = from_value(&document)?;
     let limits = settings.limits_for(&principal, current.limits.clone())?;
     save(&api, &by, id, TenantSettings { limits, ..settings }).await
 }

@@ -67,8 +67,13 @@ async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
 
 /// Renders settings as a settings file: each with where it came from as a comment.
 fn lines<'a>(title: &str, settings: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> String {
-    let settings = settings.map(|(name, value, origin)| format!("{name} = {value:?}  # {origin}"));
-    [format!("# {title}")].into_iter().chain(settings).collect::<Vec<_>>().join("\n")
+    let settings = settings.map(|(name, value, origin)| {
+        let line = format!("{name} = {value:?}");
+        // A value cannot be broken, but where it came from can be above it.
+        let is_long = line.chars().count() + origin.chars().count() + 4 > output::WIDTH;
+        if is_long { format!("# {origin}:\n{line}") } else { format!("{line}  # {origin}") }
+    });
+    [output::wrapped(title, "# ").replace("\n#   ", "\n# ")].into_iter().chain(settings).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the reference page, which is `docs/settings.md` word for word.

@@ -11,10 +11,11 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::find;
 use super::output::{self, OutputFormat, clean, text};
-use super::request::{PageArgs, ask_filter, past_time};
+use super::request::{TimeRangeArgs, ask_filter};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::suggested_command::suggested_command;
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,7 @@ pub struct DeadLettersArgs {
 
 #[derive(Debug, Subcommand)]
 enum DeadLettersAction {
-    /// List dead letters, newest first.
+    /// List dead letters, newest first; --since and --until mean when they died, the latest first.
     List(Box<DeadLettersList>),
     /// Tell the story of one.
     Get {
@@ -50,14 +51,8 @@ enum DeadLettersAction {
 struct DeadLettersList {
     #[command(flatten)]
     filter: DeliveryFilter,
-    /// Dead from this time on, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    since: Option<Timestamp>,
-    /// Dead before this time, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    until: Option<Timestamp>,
     #[command(flatten)]
-    page: PageArgs,
+    died: TimeRangeArgs,
 }
 
 /// Runs the action and prints the gateway's answer.
@@ -85,8 +80,9 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 impl DeadLettersList {
     /// Adds the filter and the page to a list's URL.
     fn add_to(self, url: &mut url::Url) {
-        ask_filter(url, &DeliveryFilter { finished_since: self.since, finished_until: self.until, ..self.filter });
-        self.page.ask(url);
+        let TimeRangeArgs { since, until, page } = self.died;
+        ask_filter(url, &DeliveryFilter { finished_since: since, finished_until: until, ..self.filter });
+        page.ask(url);
     }
 }
 
@@ -100,10 +96,11 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
         ))),
         OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
+            let all = suggested_command(&client.tenant, "deliveries attempts", id);
             output::print(&dead_letter_lines(
                 &output::parse(&explanation)?,
                 output::items(&attempts),
-                id,
+                &all,
                 Screen::of_stdout(),
             ))
         }
@@ -111,11 +108,11 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
 }
 
 /// Renders why the delivery died and what can be done, then its attempts in short and
-/// the last answer of the receiver.
-fn dead_letter_lines(explanation: &Value, attempts: &[Value], id: &str, screen: Screen) -> String {
+/// the last answer of the receiver. `all` is the command that shows all attempts.
+fn dead_letter_lines(explanation: &Value, attempts: &[Value], all: &str, screen: Screen) -> String {
     let mut out = explain::render(explanation, false);
     out.push('\n');
-    attempt_lines(&mut out, attempts, id, screen);
+    attempt_lines(&mut out, attempts, all, screen);
     out.truncate(out.trim_end().len());
     out
 }
@@ -125,7 +122,7 @@ const SHOWN_MAX: usize = 12;
 const FIRST_SHOWN: usize = 3;
 const LAST_SHOWN: usize = 5;
 
-fn attempt_lines(out: &mut String, attempts: &[Value], id: &str, screen: Screen) {
+fn attempt_lines(out: &mut String, attempts: &[Value], all: &str, screen: Screen) {
     let rows: Vec<Vec<String>> = attempts.iter().map(attempt_row).collect();
     if rows.is_empty() {
         return;
@@ -138,7 +135,7 @@ fn attempt_lines(out: &mut String, attempts: &[Value], id: &str, screen: Screen)
     };
     for (n, attempt) in shown.iter().enumerate() {
         if n == left_out.start && !left_out.is_empty() {
-            let _ = writeln!(out, "  … {} more: posthaste deliveries attempts {id}", left_out.len());
+            let _ = writeln!(out, "  … {} more: `{all}`", left_out.len());
         }
         if !left_out.contains(&n) {
             let _ = writeln!(out, "  {}", attempt.replace('\n', "\n  "));
@@ -187,7 +184,7 @@ mod tests {
     #[test]
     fn a_dead_letter_tells_why_it_died_what_was_tried_and_what_was_said() {
         let shown =
-            dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1", Screen::PLAIN);
+            dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "all", Screen::PLAIN);
         assert_eq!(
             shown,
             "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was
@@ -205,7 +202,7 @@ The last answer said: no\\u{1b}pe"
     #[test]
     fn a_long_story_leaves_out_its_middle() {
         let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
-        let shown = dead_letter_lines(&dead(), &attempts, "dlv_1", Screen::PLAIN);
-        assert!(shown.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{shown}");
+        let shown = dead_letter_lines(&dead(), &attempts, "posthaste x", Screen::PLAIN);
+        assert!(shown.contains("  … 112 more: `posthaste x`\n  attempt 116"), "{shown}");
     }
 }

@@ -146,10 +146,22 @@ fn describe(problem: &anyhow::Error, is_json: bool) -> (String, u8) {
     let sentence = format!("{problem:#}");
     let text = match failure.and_then(|failure| failure.document.as_deref()) {
         _ if !is_json => format!("posthaste: {sentence}"),
-        Some(sent) => pretty(sent),
+        Some(sent) => pretty(&with_context(sent, problem)),
         None => document(reason, &sentence),
     };
     (text, reason.exit_code())
+}
+
+/// Adds to a gateway's problem what the command was doing, as `context`, if it said.
+fn with_context(sent: &str, problem: &anyhow::Error) -> String {
+    let said: Vec<String> =
+        problem.chain().take_while(|cause| !cause.is::<CommandFailure>()).map(ToString::to_string).collect();
+    match sent.trim_start().strip_prefix('{') {
+        Some(fields) if !said.is_empty() => {
+            format!(r#"{{"context":{},{fields}"#, serde_json::Value::from(said.join(": ")))
+        }
+        _ => sent.to_owned(),
+    }
 }
 
 fn document(reason: ExitReason, detail: &str) -> String {
@@ -187,7 +199,8 @@ mod tests {
             assert_eq!(describe(&failure, false), ("posthaste: no".into(), code), "{status}");
             let behind: anyhow::Result<()> = Err(failure).context("event 2 of 3 was not accepted");
             let (text, found) = describe(&behind.unwrap_err(), true);
-            assert_eq!((text.as_str(), found), ("{\n  \"code\": \"x\"\n}", code), "the gateway's document, as sent");
+            let sent = "{\n  \"context\": \"event 2 of 3 was not accepted\",\n  \"code\": \"x\"\n}";
+            assert_eq!((text.as_str(), found), (sent, code), "the gateway's document, and what failed");
         }
     }
 

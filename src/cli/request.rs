@@ -51,12 +51,13 @@ impl JsonBody {
 pub struct TimeRangeArgs {
     /// From this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
-    since: Option<Timestamp>,
+    pub since: Option<Timestamp>,
     /// Before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
-    until: Option<Timestamp>,
+    pub until: Option<Timestamp>,
+    /// Which page of the range.
     #[command(flatten)]
-    page: PageArgs,
+    pub page: PageArgs,
 }
 
 /// Which page of a list to show.

@@ -12,10 +12,8 @@ use serde_json::value::RawValue;
 
 use super::client::{Client, ClientArgs};
 use super::failure::CommandFailure;
-use super::output::{self, Column, OutputFormat};
+use super::output::{self, Column};
 use super::request::{JsonBody, future_time};
-use super::screen::Screen;
-use crate::clock::{Clock, SystemClock};
 use crate::model::parse_fault::json_fault;
 use crate::model::suggested_command::suggested_command;
 
@@ -33,7 +31,7 @@ pub struct SendArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     file: Option<PathBuf>,
     /// Send it so many times, one after the other.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
     count: u32,
 }
 
@@ -98,16 +96,15 @@ async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyho
     Ok(())
 }
 
-/// Sends the event several times. The receipts so far are shown even if a later one is
-/// refused.
+/// Sends the event several times, and prints the receipts in one table or document.
+/// Those so far are shown even if a later one is refused.
 async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u32) -> anyhow::Result<()> {
     let url = client.tenant_url(&["events"])?;
-    let mut receipts: Vec<Value> = Vec::new();
+    let mut receipts: Vec<String> = Vec::new();
     let mut outcome = Ok(());
     for n in 1..=count {
         match client.post(url.clone(), Some(event.body(data))).await {
-            Ok(answer) if client.format == OutputFormat::Json => output::print(&output::pretty(&answer))?,
-            Ok(answer) => receipts.push(output::parse(&answer)?),
+            Ok(answer) => receipts.push(answer),
             Err(problem) => {
                 outcome = Err(problem.context(format!("event {n} of {count} was not accepted")));
                 break;
@@ -115,9 +112,17 @@ async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u
         }
     }
     if !receipts.is_empty() {
-        output::print(&output::table(&receipts, COLUMNS, SystemClock.now()).render(Screen::of_stdout()))?;
+        output::list(client.format, &format!(r#"{{"data":[{}]}}"#, receipts.join(",")), "receipts", COLUMNS)?;
     }
     outcome
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err("write a whole number from 1 on".to_owned()),
+        Ok(count) => Ok(count),
+        Err(problem) => Err(format!("{problem}")),
+    }
 }
 
 impl EventArgs {

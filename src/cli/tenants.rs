@@ -8,6 +8,8 @@ use super::confirm::{ConfirmArgs, cancelled, counted};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column};
 use super::request::{JsonBody, json, rate};
+use crate::model::id::TenantId;
+use crate::model::suggested_command::suggested_command;
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
@@ -125,7 +127,10 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
                 existing.is_none(),
                 CommandFailure::new(
                     ExitReason::Refused,
-                    format!("tenant {id} is there already; change it with `posthaste tenants update {id}`")
+                    format!(
+                        "tenant {id} is there already; `{}` shows it",
+                        suggested_command("default", "tenants get", &id)
+                    )
                 )
             );
             output::record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
@@ -147,13 +152,23 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
 
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.url(&["tenants", id])?;
-    let usage = &output::parse(&client.get(url.clone()).await?)?["usage"];
+    if matches!(id, TenantId::DEFAULT | TenantId::SYSTEM) {
+        // The gateway refuses it, so there is nothing to ask.
+        return client.call(Method::DELETE, url, None).await.map(drop);
+    }
+    let (with, waiting) = content(&client.get(url.clone()).await?)?;
+    confirm.ask(&format!("this deletes tenant {id} {with}, and cancels {}", cancelled(waiting)))?;
+    // The answer may have taken a while.
+    let (with, waiting) = content(&client.get(url.clone()).await?)?;
+    client.call(Method::DELETE, url, None).await?;
+    output::deleted(client.format, id, waiting, &format!("deleted {id} {with}, and cancelled {}", cancelled(waiting)))
+}
+
+/// Says what a tenant has, and how many of its deliveries wait, if that is known.
+fn content(tenant: &str) -> anyhow::Result<(String, Option<u64>)> {
+    let usage = &output::parse(tenant)?["usage"];
     let count = |name: &str| usage[name].as_u64().unwrap_or(0);
     let endpoints = counted(count("endpoints"), "endpoint", "endpoints");
     let tokens = counted(count("tokens"), "token", "tokens");
-    let waiting = usage["waiting"].as_u64();
-    let with = format!("with {endpoints} and {tokens}");
-    confirm.ask(&format!("this deletes tenant {id} {with}, and cancels {}", cancelled(waiting)))?;
-    client.call(Method::DELETE, url, None).await?;
-    output::deleted(client.format, id, waiting, &format!("deleted {id} {with}, and cancelled {}", cancelled(waiting)))
+    Ok((format!("with {endpoints} and {tokens}"), usage["waiting"].as_u64()))
 }

@@ -54,6 +54,14 @@ fn nearest_setting(name: &str) -> Option<&'static str> {
     is_close.then_some(near.1)
 }
 
+/// Returns the setting whose name in the settings file is nearest to this one, if
+/// one is near.
+pub fn nearest_name(name: &str) -> Option<String> {
+    let variable = format!("POSTHASTE_{}", name.to_uppercase().replace('-', "_"));
+    let near = nearest_setting(&variable)?;
+    Some(near.trim_start_matches("POSTHASTE_").to_lowercase().replace('_', "-"))
+}
+
 /// Returns how many letters must be added, removed or replaced to turn one text
 /// into the other.
 fn distance(one: &str, other: &str) -> usize {

@@ -397,6 +397,9 @@ impl fmt::Display for LogFormat {
     }
 }
 
+/// Kinds of values that the settings file has, as its parser tells them.
+pub const FILE_VALUE: &str = "a text, a whole number, true or false";
+
 /// A value in the settings file: a text, a whole number, or a boolean.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a text, a whole number, true or false")]

@@ -106,6 +106,13 @@ impl AttemptId {
         let low = (delivery.0.as_u128() << 12) | u128::from(number & 0xfff);
         Self(uuid_v7(started_at, low))
     }
+
+    /// Returns the low 62 bits of the delivery's id.
+    pub fn delivery_bits(self) -> u128 {
+        let bits = self.0.as_u128();
+        let low = ((bits >> 64) & 0xfff) << 62 | (bits & 0x3fff_ffff_ffff_ffff);
+        low >> 12
+    }
 }
 
 /// Returns a UUIDv7: 48 bits of milliseconds, version, variant and 74 bits of the

@@ -57,9 +57,13 @@ pub fn data_fault(message: &str) -> String {
     {
         return format!("{name} is not known here; use {accepted}");
     }
-    let Some((actual, expected)) = message.split_once(", expected ") else { return message.to_owned() };
+    if message.starts_with("provided string was not `true` or `false`") {
+        return "write true or false".to_owned();
+    }
+    let Some((actual, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let expected = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
+        "a boolean" => "true or false",
         "f64" => "a number",
         "a string" => "a text",
         "a sequence" => "a list",
@@ -68,7 +72,25 @@ pub fn data_fault(message: &str) -> String {
         word if word.starts_with("enum ") || word == "string or map" => "a text",
         other => other,
     };
-    format!("{actual}, expected {expected}")
+    match actual.split_once(": ") {
+        Some(("invalid type" | "invalid value", actual)) => format!("it is {}; use {expected}", value_words(actual)),
+        _ => format!("{actual}, expected {expected}"),
+    }
+}
+
+/// Returns a value as people call it, from the words of the parser.
+fn value_words(actual: &str) -> String {
+    let inner = |prefix: &str| actual.strip_prefix(prefix).map(|rest| rest.trim_matches('`'));
+    if let Some(number) = inner("integer ").or_else(|| inner("floating point ")) {
+        return format!("the number {number}");
+    }
+    match actual {
+        "sequence" => "a list".to_owned(),
+        "map" => "an object".to_owned(),
+        "unit value" => "null".to_owned(),
+        text if text.starts_with("string ") => format!("the text {}", &text["string ".len()..]),
+        other => inner("boolean ").unwrap_or(other).to_owned(),
+    }
 }
 
 /// Whether a field of this name is a time.

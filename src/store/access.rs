@@ -9,7 +9,8 @@ use jiff::Timestamp;
 use super::{ListPage, PageRequest, Result};
 use crate::model::audit::{AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
-use crate::model::token::Token;
+use crate::model::named_enum::NamedEnum;
+use crate::model::token::{Right, Token};
 
 /// Returns the low bits of an audit entry's id. A counter of this process
 /// comes first, so that entries of the same millisecond are listed in the
@@ -18,6 +19,14 @@ pub(super) fn draw() -> u128 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     (u128::from(count) << 50) | u128::from(rand::random::<u64>() >> 14)
+}
+
+/// Reads the rights of a stored token. Without those that only a newer version
+/// knows, it may do less here, and never more.
+pub(super) fn known_rights(text: &str) -> Vec<Right> {
+    let names: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
+    let known = names.iter().filter_map(|name| Right::ALL.iter().find(|right| name == right.as_str()));
+    known.copied().collect()
 }
 
 /// Stores tokens and the audit log.

@@ -2,10 +2,12 @@
 //! alike, and what is built from them. The tables are called `t`, `p`, `s` and
 //! `k` in every query.
 
-use super::catalog_json::from_json;
+use super::access::known_rights;
 use super::codes::at;
 use super::row::row;
+use super::row_error::RowError;
 use super::seal::{Seal, SealError, about_secret, about_settings, about_urls};
+use super::stored_json::{UnreadableRecord, from_json};
 use crate::model::endpoint::{Endpoint, EndpointCeiling, EndpointSettings, Secret};
 use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, SecretId, TenantId, TokenId};
@@ -35,15 +37,32 @@ row! {
 
 impl TenantColumns {
     /// Returns the tenant.
-    pub fn tenant(self) -> Tenant {
-        Tenant {
+    pub fn tenant(self) -> Result<Tenant, UnreadableRecord> {
+        let (tenant, unreadable) = self.tenant_or(None);
+        match unreadable {
+            Some(problem) => Err(problem),
+            None => Ok(tenant),
+        }
+    }
+
+    /// Returns the tenant, and the first of its values that only a newer version
+    /// can read, if there is one. Such a value is that of the tenant as it is
+    /// known already, or else the default.
+    pub fn tenant_or(self, known: Option<&Tenant>) -> (Tenant, Option<UnreadableRecord>) {
+        let defaults = from_json("tenants.defaults", &self.defaults);
+        let quota = from_json("tenants.quota", &self.quota);
+        let limits = from_json("tenants.limits", &self.limits);
+        let problems = [defaults.as_ref().err(), quota.as_ref().err(), limits.as_ref().err()];
+        let unreadable = problems.into_iter().flatten().next().cloned();
+        let tenant = Tenant {
             id: self.id,
             name: self.name,
-            defaults: from_json(&self.defaults),
-            quota: from_json(&self.quota),
-            limits: from_json(&self.limits),
+            defaults: defaults.unwrap_or_else(|_| known.map(|known| known.defaults.clone()).unwrap_or_default()),
+            quota: quota.unwrap_or_else(|_| known.map(|known| known.quota).unwrap_or_default()),
+            limits: limits.unwrap_or_else(|_| known.map(|known| known.limits.clone()).unwrap_or_default()),
             created_at: at(self.created_at),
-        }
+        };
+        (tenant, unreadable)
     }
 }
 
@@ -72,20 +91,21 @@ row! {
 }
 
 impl EndpointColumns {
-    /// Returns the endpoint without its secrets. Fails if it was sealed under
-    /// another key.
-    pub fn endpoint(self, seal: &Seal, tenant: TenantId, health: EndpointHealth) -> Result<Endpoint, SealError> {
+    /// Returns the endpoint without its secrets, with its health from JSON. Fails
+    /// if it was sealed under another key, or if only a newer version can read it.
+    pub fn endpoint(self, seal: &Seal, tenant: TenantId, health: Option<&str>) -> Result<Endpoint, RowError> {
         let id = self.id;
         let seal_error = || SealError(format!("what is kept of endpoint {id}"));
         let settings = seal.open(&about_settings(id), &self.settings).ok_or_else(seal_error)?;
-        let settings: EndpointSettings = from_json(&settings);
+        let settings: EndpointSettings = from_json("endpoints.settings", &settings)?;
         let urls = match self.urls {
             None => UrlVersions::first(&settings.url),
             Some(sealed) => {
                 let urls = seal.open(&about_urls(id), &sealed).ok_or_else(seal_error)?;
-                from_json::<UrlVersions>(&urls).with(&settings.url)
+                from_json::<UrlVersions>("endpoints.urls", &urls)?.with(&settings.url)
             }
         };
+        let health: Option<EndpointHealth> = health.map(|text| from_json("endpoints.health", text)).transpose()?;
         Ok(Endpoint {
             id,
             tenant,
@@ -93,12 +113,12 @@ impl EndpointColumns {
             ceiling: EndpointCeiling::default(),
             policy: settings.retry.filled(),
             settings,
-            status: from_json(&self.status),
+            status: from_json("endpoints.standing", &self.status)?,
             secrets: Vec::new(),
             created_at: at(self.created_at),
             updated_at: at(self.updated_at),
             quiet_until: self.quiet_until.map(at),
-            health,
+            health: health.unwrap_or_default(),
             mailed_at: self.mailed_at.map(at),
         })
     }
@@ -159,7 +179,7 @@ impl TokenColumns {
             id: self.id,
             tenant: self.tenant,
             name: self.name,
-            rights: from_json(&self.rights),
+            rights: known_rights(&self.rights),
             hash: self.hash.try_into().expect("a stored hash has 32 bytes"),
             created_at: at(self.created_at),
             expires_at: self.expires_at.map(at),

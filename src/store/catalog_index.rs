@@ -18,7 +18,7 @@ use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
-use crate::store::{Error, Result};
+use crate::store::{Error, Result, UnreadableRecord};
 
 /// The tenants, endpoints and tokens in memory.
 #[derive(Default)]
@@ -38,6 +38,9 @@ pub struct CatalogIndex {
     uncounted: HashSet<Shard>,
     /// Sum of the weights of the tenants that have an endpoint.
     weight_in_use: u64,
+    /// Values that only a newer version can read, by the tenant and its endpoint;
+    /// without an endpoint it is the tenant's own.
+    unreadable: HashMap<TenantId, HashMap<Option<EndpointId>, UnreadableRecord>>,
 }
 
 struct TenantEntry {
@@ -262,8 +265,33 @@ impl CatalogIndex {
         self.endpoints.get(&id).map(|entry| (entry.no, &entry.endpoint))
     }
 
+    /// Notes that only a newer version can read an endpoint, which is not shown
+    /// then, or something of the tenant itself. No event of the tenant is matched
+    /// until it can be read again: one that the endpoint wants would be lost.
+    pub fn set_unreadable(&mut self, tenant: &TenantId, endpoint: Option<EndpointId>, problem: UnreadableRecord) {
+        if let Some(endpoint) = endpoint {
+            self.remove_endpoint(endpoint);
+        }
+        self.unreadable.entry(tenant.clone()).or_default().insert(endpoint, problem);
+    }
+
+    /// Returns why only a newer version can read this endpoint, if that is so.
+    pub fn unreadable(&self, tenant: &TenantId, endpoint: EndpointId) -> Option<&UnreadableRecord> {
+        self.unreadable.get(tenant)?.get(&Some(endpoint))
+    }
+
+    fn set_readable(&mut self, endpoint: EndpointId) {
+        self.unreadable.retain(|_, rows| {
+            rows.remove(&Some(endpoint));
+            !rows.is_empty()
+        });
+    }
+
     /// Adds a tenant, or replaces it.
     pub fn put_tenant(&mut self, no: i64, tenant: Arc<Tenant>) {
+        if let Some(rows) = self.unreadable.get_mut(&tenant.id) {
+            rows.remove(&None);
+        }
         if let Some(entry) = self.tenants.get(&tenant.id).filter(|entry| !entry.endpoints.is_empty()) {
             let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
             self.weight_in_use = self.weight_in_use + u64::from(after) - u64::from(before);
@@ -314,6 +342,7 @@ impl CatalogIndex {
 
     /// Removes a tenant with its endpoints and tokens.
     pub fn remove_tenant(&mut self, id: &TenantId) {
+        self.unreadable.remove(id);
         self.tokens.retain(|_, token| token.tenant.as_ref() != Some(id));
         if let Some(entry) = self.tenants.remove(id) {
             if !entry.endpoints.is_empty() {
@@ -369,6 +398,7 @@ impl CatalogIndex {
 
     /// Removes an endpoint.
     pub fn remove_endpoint(&mut self, id: EndpointId) {
+        self.set_readable(id);
         let Some(old) = self.endpoints.remove(&id) else { return };
         let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
         entry.endpoints.remove(&id);
@@ -387,8 +417,18 @@ impl CatalogIndex {
         }
     }
 
-    /// Returns the endpoints that an event goes to.
+    /// Returns the endpoints that an event goes to. Fails if only a newer version
+    /// can say so.
     pub fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
+        match self.unreadable.get(&event.tenant).and_then(|rows| rows.values().next()) {
+            Some(problem) => Err(problem.clone().into()),
+            None => self.matching_readable(event),
+        }
+    }
+
+    /// Returns the endpoints that an event goes to, of those that this version can
+    /// read.
+    pub fn matching_readable(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         let Some(entry) = self.tenants.get(&event.tenant) else {
             return Err(Error::NotFound("tenant"));
         };

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
-use crate::model::id::{DeliveryId, TenantId, uuid_v7};
+use crate::model::id::{AttemptId, DeliveryId, TenantId, uuid_v7};
 use crate::model::named_enum::NamedEnum;
 
 /// Returns a time as it is stored: in milliseconds.
@@ -30,6 +30,11 @@ pub fn delivery_id(no: i64, created_at: i64) -> DeliveryId {
 /// delivery only if its creation time gives the same id again.
 pub fn delivery_no(id: DeliveryId) -> i64 {
     (id.0.as_u128() & 0x3fff_ffff_ffff_ffff) as i64
+}
+
+/// Returns the number of an attempt's delivery, which the attempt's id contains.
+pub fn delivery_no_of_attempt(id: AttemptId) -> i64 {
+    id.delivery_bits() as i64
 }
 
 /// Parses the id of a tenant from a row.
@@ -141,9 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn a_delivery_id_gives_its_number_back() {
+    fn the_ids_of_a_delivery_and_of_its_attempts_give_its_number_back() {
         for no in [1, 4_095, 1 << 40] {
-            assert_eq!(delivery_no(delivery_id(no, 1_700_000_000_000)), no);
+            let delivery = delivery_id(no, 1_700_000_000_000);
+            assert_eq!(delivery_no(delivery), no);
+            for attempt in [1, 7, 0xfff] {
+                assert_eq!(delivery_no_of_attempt(AttemptId::of(delivery, attempt, at(1_800_000_000_000))), no);
+            }
         }
     }
 }

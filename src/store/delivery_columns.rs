@@ -8,6 +8,8 @@ use super::codes::{UnknownCode, at, cause_of, delivery_id, format_of, state_of};
 use super::plan::{DeliveryRow, EventSubject};
 use super::progress_columns::ProgressColumns;
 use super::row::row;
+use super::row_error::RowError;
+use super::stored_json::from_json;
 use super::stored_value::{StoredCode, StoredText};
 use super::{Claim, OverdueDelivery};
 use crate::model::attempt::Attempt;
@@ -130,10 +132,9 @@ impl ShownColumns {
     }
 
     /// Returns the delivery with its event and the record of its last attempt.
-    pub fn delivery(self, tenant: TenantId, event: ShownEvent, last: Option<&str>) -> Result<Delivery, UnknownCode> {
+    pub fn delivery(self, tenant: TenantId, event: ShownEvent, last: Option<&str>) -> Result<Delivery, RowError> {
         let (state, finished_at) = self.shown_state()?;
-        let last: Option<Attempt> =
-            last.map(|record| serde_json::from_str(record).expect("the store holds what was written into it"));
+        let last: Option<Attempt> = last.map(|record| from_json("attempts.record", record)).transpose()?;
         let (last_status, last_error, body_sha256) = match last {
             Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
             None => (None, None, None),

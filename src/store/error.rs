@@ -2,6 +2,7 @@
 
 use super::codes::UnknownCode;
 use super::seal::SealError;
+use super::stored_json::UnreadableRecord;
 use crate::model::id::{EndpointId, EventId};
 use crate::model::limits::OverLimit;
 use crate::model::shard::Shard;
@@ -45,6 +46,10 @@ pub enum Error {
     /// changed; a node of that version can change it.
     #[error(transparent)]
     UnknownCode(#[from] UnknownCode),
+    /// A column holds a value that only a newer version can read. Nothing was
+    /// changed; a node of that version can change it.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableRecord),
     /// The tenant's limits do not allow the call.
     #[error(transparent)]
     OverLimit(OverLimit),

@@ -20,7 +20,7 @@ use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::event::Event;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::limits::TenantUsage;
 use crate::model::shard::{Epoch, Lease};
 use crate::model::tenant::Tenant;
@@ -29,7 +29,6 @@ mod acceptance;
 mod access;
 mod catalog_columns;
 mod catalog_index;
-mod catalog_json;
 mod changes;
 mod claim;
 mod cluster;
@@ -49,9 +48,11 @@ mod progress_columns;
 mod queries;
 mod retention;
 mod row;
+mod row_error;
 mod scrub;
 pub mod seal;
 mod settlement;
+mod stored_json;
 mod stored_value;
 mod typed_parameter;
 
@@ -68,6 +69,7 @@ pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageR
 pub use retention::{ForgottenCounts, RetentionHorizon};
 pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
+pub use stored_json::UnreadableRecord;
 
 /// A store has all five parts.
 pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore {}
@@ -166,6 +168,9 @@ pub trait Catalog: Send + Sync {
     fn is_only_tenant(&self, tenant: &TenantId) -> bool;
     /// Returns a tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
+    /// Returns why an endpoint that is there is not shown: only a newer version
+    /// can read it.
+    fn unreadable_endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<UnreadableRecord>;
     /// Returns the endpoints that want an event.
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>>;
 
@@ -210,6 +215,12 @@ pub trait History: Send + Sync {
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>>;
     /// Returns the tenant of the delivery with this id.
     async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>>;
+    /// Returns the delivery that the id of an attempt names, and its tenant. The
+    /// delivery may have no such attempt.
+    async fn delivery_of_attempt(&self, id: AttemptId) -> Result<Option<(TenantId, DeliveryId)>>;
+    /// Returns whose endpoint it was, and when it was deleted, as long as
+    /// something is kept of it.
+    async fn deleted_endpoint(&self, id: EndpointId) -> Result<Option<(TenantId, Timestamp)>>;
     /// Returns the tenants that have an event with this id, by their ids and at
     /// most `limit` of them.
     async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>>;

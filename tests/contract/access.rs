@@ -71,7 +71,7 @@ async fn audit(fixture: &StoreFixture, ask: AuditQuery) -> Vec<AuditEntry> {
     fixture.store.audit(ask, page(100, None)).await.unwrap().data
 }
 
-fn caller(at: Timestamp) -> Initiator {
+pub fn caller(at: Timestamp) -> Initiator {
     caller_with(CallerIdentity::Admin, at)
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
-use posthaste::model::id::{DeliveryId, EventId};
+use posthaste::model::id::{AttemptId, DeliveryId, EventId};
 use posthaste::store::{BatchMode, DeliveryChange, Error, EventQuery, PageRequest};
 use serde_json::json;
 
@@ -363,7 +363,13 @@ async fn events_and_deliveries_are_found_by_their_id_in_every_tenant(fixture: St
     assert_eq!(store.tenant_of_delivery(other_time).await.unwrap(), None, "the number alone is no id");
     fixture.deliver(&twice, at(9)).await;
     assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), Some(zeta.clone()), "also what is finished");
+    let attempt = AttemptId::of(made.id, 3, at(7));
+    assert_eq!(store.delivery_of_attempt(attempt).await.unwrap(), Some((acme.clone(), made.id)));
+    assert_eq!(store.deleted_endpoint(at_acme.id).await.unwrap(), None, "it is there");
+    store.delete_endpoint(&Initiator::Gateway, &acme, at_acme.id, at(9)).await.unwrap();
+    assert_eq!(store.deleted_endpoint(at_acme.id).await.unwrap(), Some((acme.clone(), at(9))));
     store.delete_tenant(&Initiator::Gateway, &zeta, at(10)).await.unwrap();
+    assert_eq!(store.deleted_endpoint(at_zeta.id).await.unwrap(), Some((zeta.clone(), at(10))));
     assert_eq!(tenants_of("twice", 10).await, [acme], "not of a deleted tenant");
     assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), None);
 }

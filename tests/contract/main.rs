@@ -53,6 +53,7 @@ mod health;
 mod history;
 mod lanes;
 mod model;
+mod newer_records;
 mod overdue;
 mod settle;
 mod shared;

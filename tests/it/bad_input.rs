@@ -448,6 +448,64 @@ async fn what_can_only_be_a_mistake_is_told() {
     let problem = other.problem(422, "invalid_field");
     assert_eq!(problem["errors"][0]["pointer"], "Idempotency-Key", "{problem}");
     client.send("POST", EVENTS, &[("idempotency-key", "\"one\"")], event).await.unwrap().expect(202);
+    let twice = [("idempotency-key", "one"), ("idempotency-key", "two")];
+    let problem = client.send("POST", EVENTS, &twice, event).await.unwrap().problem(422, "invalid_field");
+    assert!(problem["detail"].as_str().unwrap().contains("with different keys"), "{problem}");
+    let batch = format!("[{event}]");
+    let of_batch = client.send("POST", &format!("{EVENTS}/batch"), &twice[..1], batch).await.unwrap();
+    let problem = of_batch.problem(422, "invalid_field");
+    assert!(problem["detail"].as_str().unwrap().contains("stands for one event"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_value_of_another_kind_is_told_with_an_example_of_the_right_one() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    let endpoint = gateway.create_endpoint(json!({"url": "http://127.0.0.1:1/"})).await;
+    let endpoint = format!("{ENDPOINTS}/{}", endpoint["id"].as_str().unwrap());
+    let told = |problem: Value| (problem["errors"][0]["pointer"].clone(), problem["detail"].clone());
+    for (answer, pointer, detail) in [
+        (
+            client.post_json(EVENTS, &json!({"type": ["a"], "data": 1})).await,
+            "/type",
+            r#"type must be a text, such as "invoice.paid"; it is a list"#,
+        ),
+        (
+            client.post_json(&format!("{EVENTS}/batch"), &json!([{"type": "a", "data": 1, "key": 7}])).await,
+            "/0/key",
+            r#"key must be a text, such as "invoice_1001"; it is a number"#,
+        ),
+        (
+            client.post_json(ENDPOINTS, &json!({"url": "https://example.com/", "timeout": {"total": 10}})).await,
+            "/timeout/total",
+            r#"timeout.total must be a text, such as "10s"; it is a number"#,
+        ),
+        (
+            client.patch_json(&endpoint, &json!({"max_in_flight": "3"})).await,
+            "/max_in_flight",
+            "max_in_flight must be a whole number; it is a text",
+        ),
+        (
+            client.patch_json(&endpoint, &json!({"max_in_flight": -1})).await,
+            "/max_in_flight",
+            "it is the number -1; use a whole number from 0 on",
+        ),
+        (
+            client.post_json("/v1/policies/preview", &json!({"preset": 1})).await,
+            "/preset",
+            r#"preset must be a text, such as "standard"; it is a number"#,
+        ),
+        (
+            client.patch_json("/v1/tenants/default", &json!({"limits": {"tokens": true}})).await,
+            "/limits/tokens",
+            "limits.tokens must be a whole number, such as 100; it is a boolean",
+        ),
+        (client.get(&format!("{endpoint}/lanes?blocked=1")).await, "?blocked", "blocked: write true or false"),
+    ] {
+        assert_eq!(told(answer.problem(422, "invalid_field")), (json!(pointer), json!(detail)));
+    }
+    let problem = client.get("/v1/tenants/acm%65/events").await.problem(404, "not_found");
+    assert_eq!(problem["detail"], "there is no tenant acme");
 }
 
 #[tokio::test]

@@ -61,6 +61,13 @@ async fn a_number_that_is_none_is_told_in_plain_words() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains("write a whole number, such as 10") && !said.contains("digit"), "{said}");
     }
+    for (args, said) in [
+        (["send", "a.b", "--count", "0"], "write a whole number from 1 on"),
+        (["listen", "--quiet", "--listen", "here"], "write it like 127.0.0.1:8400"),
+    ] {
+        let output = posthaste(&args).output().await.expect("it runs");
+        assert!(text(&output.stderr).contains(said), "{args:?}: {output:?}");
+    }
     let output = posthaste(&["send", "a.b", "{a:1}"]).output().await.expect("it runs");
     let said = text(&output.stderr);
     assert!(said.contains("data is not JSON: line 1, column 2: the name of a field needs double quotes"), "{said}");
@@ -157,6 +164,22 @@ async fn data_that_is_sent_arrives_byte_for_byte() {
     let many = cli_output(&gateway, &["send", "odd.bytes", "--count", "3"]).await;
     assert_eq!(many.lines().count(), 4, "a title and three receipts: {many}");
     receiver.wait_for(6).await;
+    let many = asked(&gateway, &["send", "odd.bytes", "--count", "2"]).await;
+    assert_eq!(many["data"].as_array().map(Vec::len), Some(2), "one document: {many}");
+}
+
+#[tokio::test]
+async fn of_many_events_the_one_that_failed_is_named() {
+    let gateway = Gateway::start().await;
+    asked(&gateway, &["tenants", "create", "acme", "--ingest", "0.001/2"]).await;
+    let send = ["send", "a.b", "--count", "4", "--tenant", "acme", "-o", "json"];
+    let output = to_gateway(&gateway, &send).output().await.expect("it runs");
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    let accepted: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(accepted["data"].as_array().map(Vec::len), Some(2), "{accepted}");
+    let problem: Value = serde_json::from_slice(&output.stderr).expect("a problem");
+    assert_eq!((&problem["code"], &problem["status"]), (&json!("rate_limited"), &json!(429)));
+    assert_eq!(problem["context"], "event 3 of 4 was not accepted");
 }
 
 #[tokio::test]
@@ -250,7 +273,10 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     assert_eq!((id(&created), &created["name"]), ("acme", &json!("Acme")));
     assert_eq!(ids(&asked(&gateway, &["tenants", "list"]).await), ["_system", "acme", "default"]);
     let again = ["tenants", "create", "acme"];
-    assert!(failed(&again, &to_gateway(&gateway, &again).output().await.unwrap()).contains("tenants update acme"));
+    assert!(
+        failed(&again, &to_gateway(&gateway, &again).output().await.unwrap())
+            .contains("`posthaste tenants get acme` shows it")
+    );
     assert_eq!(asked(&gateway, &["tenants", "update", "acme", "--name", "Acme Ltd"]).await["name"], "Acme Ltd");
     let limits = ["--weight", "3", "--rate", "100/20", "--ingest", "50/100"];
     let limited = asked(&gateway, &[&["tenants", "update", "acme"][..], &limits].concat()).await;
@@ -289,9 +315,10 @@ async fn errors_are_one_sentence_with_a_way_out() {
         (&["events", "get", "nothing"], "event", 3),
         (&["events", "list", "--tenant", "nobody"], "tenant", 3),
         (&["explain", "nothing"], "no event nothing", 3),
-        (&["tenants", "create", "default"], "tenants update default", 4),
+        (&["tenants", "create", "default"], "tenants get default", 4),
         (&["tenants", "delete", "default", "--yes"], "always exists", 4),
-        (&["tenants", "delete", "default"], "--yes", 2),
+        (&["tenants", "delete", "default"], "always exists", 4),
+        (&["tenants", "delete", "nobody"], "no tenant nobody", 3),
         (&["send", "not a type"], "type", 4),
         (&["send", "a.b", "{'n':1}"], "quote it for the shell", 2),
         (&["send", "a.b", "--file", "/nonexistent/data.json"], "/nonexistent/data.json", 1),
@@ -379,7 +406,7 @@ async fn a_new_endpoint_ends_with_what_its_receiver_needs() {
     };
     let secret = field("secret ");
     assert!(printed.contains(&format!("  export WEBHOOK_SECRET={secret}\n")), "{printed}");
-    assert!(printed.ends_with(&format!("  posthaste listen --secret {secret}\n")), "{printed}");
+    assert!(printed.ends_with(&format!("  posthaste listen --listen 127.0.0.1:1 --secret {secret}\n")), "{printed}");
     let printed = cli_output(&gateway, &["endpoints", "create", "http://127.0.0.1:1/", "--signing", "ed25519"]).await;
     assert!(printed.contains("  export WEBHOOK_PUBLIC_KEY=whpk_"), "{printed}");
 }

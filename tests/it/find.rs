@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::cli::{asked, failed, posthaste, to_gateway};
+use crate::cli::{asked, cli_output, failed, posthaste, to_gateway};
 use crate::support::{Gateway, PATIENCE, Receiver, Reply, eventually};
 
 for_every_store! {
@@ -37,7 +37,7 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     let path = format!("/v1/tenants/acme/deliveries/{}", id(&delivery));
     assert_eq!(
         find(id(&delivery)).await,
-        json!([{"kind": "delivery", "id": id(&delivery), "tenant": "acme", "path": path}])
+        json!([{"kind": "delivery", "id": id(&delivery), "tenant": "acme", "of": null, "deleted_at": null, "path": path}])
     );
     gateway.client.get(&path).await.expect(200);
     assert_eq!(find(id(&endpoint)).await[0]["kind"], "endpoint");
@@ -48,6 +48,32 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
         (&find(id(&token)).await[0]["kind"], &find(id(&token)).await[0]["tenant"]),
         (&json!("token"), &json!("acme"))
     );
+    let secret = asked(&gateway, &["endpoints", "secrets", id(&endpoint), "--tenant", "acme"]).await["data"][0].clone();
+    let attempt = eventually("an attempt", async || {
+        let attempts = asked(&gateway, &["deliveries", "attempts", id(&delivery), "--tenant", "acme"]).await;
+        attempts["data"].get(0).cloned().ok_or_else(|| attempts.to_string())
+    });
+    let attempt = attempt.await;
+    let entry = asked(&gateway, &["audit", "--tenant", "acme"]).await["data"][0].clone();
+    for (one, kind, of) in [
+        (&secret, "secret", endpoint["id"].clone()),
+        (&attempt, "attempt", delivery["id"].clone()),
+        (&entry, "audit_entry", Value::Null),
+    ] {
+        let found = find(id(one)).await[0].clone();
+        assert_eq!((&found["kind"], &found["tenant"], &found["of"]), (&json!(kind), &json!("acme"), &of), "{found}");
+        let shown = gateway.client.get(found["path"].as_str().unwrap()).await.expect(200);
+        assert!(shown["data"].as_array().unwrap().iter().any(|shown| shown["id"] == one["id"]), "{shown}");
+        suggestion_works(&gateway, id(one)).await;
+    }
+    for one in [id(&delivery), id(&endpoint), id(&token), "acme", "order-7"] {
+        suggestion_works(&gateway, one).await;
+    }
+    for unknown in
+        ["att_00000000000000000000000000", "aud_7zzzzzzzzzzzzzzzzzzzzzzzzz", "sec_00000000000000000000000000"]
+    {
+        assert_eq!(find(unknown).await, json!([]), "{unknown}");
+    }
     gateway.client.get("/v1/find?id=a.b").await.problem(422, "invalid_field");
     gateway.client.get("/v1/find").await.problem(422, "invalid_field");
 
@@ -76,7 +102,8 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     let fails = async |args: &[&str]| failed(args, &to_gateway(&gateway, args).output().await.unwrap());
     let said = fails(&["deliveries", "get", id(&delivery), "--tenant", "default"]).await;
     assert!(said.contains("there is no such delivery in tenant default"), "{said}");
-    assert!(fails(&["find", "nothing"]).await.contains("in any tenant"));
+    let said = fails(&["find", "nothing"]).await;
+    assert!(said.contains("in any tenant; ids of tenants, endpoints, secrets, events, deliveries"), "{said}");
     let said = fails(&["explain", "nothing"]).await;
     assert!(said.contains("there is no delivery and no event nothing in tenant default"), "{said}");
     let read = ["deliveries", "get", "dlv_00000000000000000000000000", "--token", token["token"].as_str().unwrap()];
@@ -88,6 +115,23 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     asked(&gateway, &["send", "a.b", "--id", "order-7", "--tenant", "zeta"]).await;
     let said = fails(&["events", "get", "order-7"]).await;
     assert!(said.contains("name one with --tenant: acme, zeta"), "{said}");
+
+    // What was deleted is still known by its id.
+    asked(&gateway, &["endpoints", "delete", id(&endpoint), "--tenant", "acme", "--yes"]).await;
+    let found = find(id(&endpoint)).await[0].clone();
+    assert_eq!((&found["tenant"], &found["path"]), (&json!("acme"), &Value::Null), "{found}");
+    assert!(found["deleted_at"].is_string(), "{found}");
+    assert!(suggestion_works(&gateway, id(&endpoint)).await.contains("endpoint.deleted"));
+}
+
+/// Pastes the command that `posthaste find` suggests for an id; returns what it shows.
+async fn suggestion_works(gateway: &Gateway, id: &str) -> String {
+    let said = cli_output(gateway, &["find", id]).await;
+    let command = said.split('`').nth(1).unwrap_or_else(|| panic!("no command: {said}"));
+    let args: Vec<&str> = command.split(' ').skip(1).collect();
+    let shown = cli_output(gateway, &args).await;
+    assert!(shown.lines().count() > 1, "{command}: {shown}");
+    shown
 }
 
 #[tokio::test]

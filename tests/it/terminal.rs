@@ -44,6 +44,9 @@ fn plain(text: &str) -> String {
     out
 }
 
+/// A tenant with a long id.
+const TENANT: &str = "northern-warehouses-of-acme-and-sons";
+
 /// Things with long names in every list, and the commands that show them.
 async fn crowded(gateway: &Gateway) -> Vec<Vec<String>> {
     let failing = Receiver::answering(|_| Reply::Status(503)).await;
@@ -69,12 +72,10 @@ async fn crowded(gateway: &Gateway) -> Vec<Vec<String>> {
     let dead = dead.await[0]["id"].as_str().unwrap().to_owned();
     let token =
         asked(gateway, &["tokens", "create", "--rights", "read,publish", "--name", "the northern warehouses"]).await;
-    assert!(token["id"].is_string());
-    asked(
-        gateway,
-        &["tenants", "create", "northern-warehouses-of-acme-and-sons", "--name", &"Acme and Sons ".repeat(5)],
-    )
-    .await;
+    let token = token["id"].as_str().unwrap();
+    asked(gateway, &["tenants", "create", TENANT, "--name", &"Acme and Sons ".repeat(5)]).await;
+    let theirs = asked(gateway, &["endpoints", "create", &refusing.url(), "--tenant", TENANT]).await;
+    let theirs = theirs["id"].as_str().unwrap();
     asked(
         gateway,
         &["endpoints", "pause", &ep, "--note", "the receiver moves house over the weekend, and comes back on Monday"],
@@ -101,6 +102,23 @@ async fn crowded(gateway: &Gateway) -> Vec<Vec<String>> {
         "tokens list".to_owned(),
         "audit --all".to_owned(),
         "cluster".to_owned(),
+        format!("explain {dead}"),
+        format!("explain {dead} --attempts"),
+        format!("find {long}"),
+        format!("find {dead}"),
+        format!("find {theirs}"),
+        format!("find {token}"),
+        "config".to_owned(),
+        "config --of-gateway".to_owned(),
+        "config --deny-egress 10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10".to_owned(),
+        "context show".to_owned(),
+        "policy preview standard".to_owned(),
+        format!("policy preview --endpoint {ep}"),
+        format!("endpoints create {}", long_url(&failing)),
+        format!("endpoints rotate {ep}"),
+        format!("endpoints close-breaker {ep}"),
+        "tokens create --rights read".to_owned(),
+        format!("tenants get {TENANT}"),
         "send a.b --count 2".to_owned(),
         format!("send invoice.x --id {long}-2"),
     ];
@@ -117,18 +135,36 @@ async fn nothing_is_wider_than_the_terminal_and_nothing_is_cut() {
             assert!(output.status.success(), "{args:?}: {shown}");
             let shown = plain(&shown);
             assert!(shown.trim().lines().count() > 1, "{args:?} shows something: {shown}");
-            // Commands in backticks stay whole, so that they can be copied.
-            let wide = shown.lines().find(|line| line.chars().count() > columns && !line.contains('`'));
+            // Commands stay whole, so that they can be copied.
+            let is_command = |line: &str| line.contains('`') || line.starts_with("  posthaste ");
+            let wide = shown.lines().find(|line| line.chars().count() > columns && !is_command(line));
             assert_eq!(wide, None, "{args:?} in {columns} columns:\n{shown}");
-            assert!(!shown.contains('…'), "{args:?} in {columns} columns cuts:\n{shown}");
+            // A line of its own says how many rows a preview leaves out.
+            let is_cut = |line: &str| line.contains('…') && !line.trim_start().starts_with('…');
+            assert!(!shown.lines().any(is_cut), "{args:?} in {columns} columns cuts:\n{shown}");
         }
     }
     let listed = plain(&on_terminal(&gateway, 80, &["endpoints", "list"], "").await.1);
     let joined: String = listed.split_whitespace().collect();
     assert!(joined.contains(&"deep/".repeat(20)), "the whole URL is there: {listed}");
     let got = cli_output(&gateway, &["endpoints", "list"]).await;
-    assert_eq!(got.lines().count(), 3, "in a pipe a row is a line: {got}");
+    assert_eq!(got.lines().count(), 5, "in a pipe a row is a line: {got}");
     assert!(got.contains(&"deep/".repeat(20)) && got.starts_with("ID  "), "{got}");
+}
+
+#[tokio::test]
+async fn contexts_with_long_names_fit_as_well() {
+    let (gateway, home) = (Gateway::start().await, tempfile::tempdir().unwrap());
+    let first = format!("export XDG_CONFIG_HOME={}; stty cols 80", home.path().display());
+    let set = ["context", "set", "the-gateway-of-the-northern-warehouses", "--server"];
+    let set =
+        [&set[..], &["https://hooks.northern-warehouses.example.com/posthaste", "--token-file", "/secret"]].concat();
+    let (output, shown) = prepared(&gateway, &first, &set, "").await;
+    assert!(output.status.success(), "{shown}");
+    let (_, shown) = prepared(&gateway, &first, &["context", "list"], "").await;
+    let shown = plain(&shown);
+    assert!(shown.contains("the-gateway-of-the-northern-warehouses"), "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
 }
 
 #[tokio::test]

@@ -411,7 +411,7 @@ async fn tls_settings_that_cannot_work_are_refused_by_name_and_without_the_key()
     for (tls, pointer, words) in [
         (json!({"ca": "hush"}), "/tls/ca", "no certificate in PEM"),
         (json!({"ca": key}), "/tls/ca", "no certificate in PEM"),
-        (json!({"ca": 5}), "/tls/ca", "expected a text"),
+        (json!({"ca": 5}), "/tls/ca", "must be a text"),
         (json!({"min_version": "1.1"}), "/tls/min_version", "`1.2`"),
         (json!({"client_certificate": certificate}), "/tls/client_key", "give both"),
         (json!({"client_key": key}), "/tls/client_certificate", "give both"),

@@ -126,7 +126,7 @@ async fn rules_can_be_changed_taken_back_and_given_to_a_whole_tenant() {
         (json!({"40": "retry"}), "/status_rules/40", "is not a status; use an exact code such as 404"),
         (json!({"6xx": "retry"}), "/status_rules/6xx", "1xx to 5xx"),
         (json!({"404": "ignore"}), "/status_rules/404", "`ignore` is not known here; use one of `deliver`"),
-        (json!({"404": 1}), "/status_rules/404", "expected a text"),
+        (json!({"404": 1}), "/status_rules/404", "must be a text"),
         (json!({"preset": "loose"}), "/status_rules/preset", "use one of `default`"),
         (json!(["strict"]), "/status_rules", "status_rules must be an object, such as {\"preset\": \"default\"}"),
     ] {

@@ -17,7 +17,7 @@ use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
-use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use posthaste::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use posthaste::model::limits::TenantUsage;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
@@ -283,6 +283,9 @@ impl Catalog for FaultyStore {
     fn is_only_tenant(&self, tenant: &TenantId) -> bool {
         self.inner.is_only_tenant(tenant)
     }
+    fn unreadable_endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<UnreadableRecord> {
+        self.inner.unreadable_endpoint(tenant, id)
+    }
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.inner.matching(event)
     }
@@ -397,6 +400,12 @@ impl History for FaultyStore {
     }
     async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
         self.call(async move |store| store.tenant_of_delivery(id).await).await
+    }
+    async fn delivery_of_attempt(&self, id: AttemptId) -> Result<Option<(TenantId, DeliveryId)>> {
+        self.call(async move |store| store.delivery_of_attempt(id).await).await
+    }
+    async fn deleted_endpoint(&self, id: EndpointId) -> Result<Option<(TenantId, Timestamp)>> {
+        self.call(async move |store| store.deleted_endpoint(id).await).await
     }
     async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
         let id = id.clone();

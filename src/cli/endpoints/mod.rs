@@ -1,5 +1,7 @@
 //! `posthaste endpoints`: the URLs that want events.
 
+use std::net::{IpAddr, SocketAddr};
+
 use anyhow::ensure;
 use clap::Subcommand;
 use http::Method;
@@ -237,11 +239,26 @@ fn receiver_hint(endpoint: &Value) -> String {
         Some(key) => format!("export WEBHOOK_PUBLIC_KEY={}", quoted(key)),
         None => format!("export WEBHOOK_SECRET={}", quoted(&secret)),
     };
-    format!(
-        "\nThe receiver verifies every request with it (docs/receiving.md has code to paste):\n  {key}\n\
-         A receiver to try it with:\n  posthaste listen --secret {}",
-        quoted(&secret)
-    )
+    let hint = format!("\nThe receiver verifies every request with it (code to paste: docs/receiving.md):\n  {key}");
+    match local_address(&output::text(endpoint, "url")) {
+        Some(address) => {
+            let listen = format!("posthaste listen --listen {address} --secret {}", quoted(&secret));
+            format!("{hint}\nA receiver to try it with:\n  {listen}")
+        }
+        None => hint,
+    }
+}
+
+/// Returns the address that a URL leads to, if `posthaste listen` can listen there.
+fn local_address(url: &str) -> Option<SocketAddr> {
+    let url: url::Url = url.parse().ok().filter(|url: &url::Url| url.scheme() == "http")?;
+    let address = match url.host()? {
+        url::Host::Domain("localhost") => IpAddr::from([127, 0, 0, 1]),
+        url::Host::Domain(_) => return None,
+        url::Host::Ipv4(address) => address.into(),
+        url::Host::Ipv6(address) => address.into(),
+    };
+    Some(SocketAddr::new(address, url.port_or_known_default()?)).filter(|address| address.ip().is_loopback())
 }
 
 async fn update(
@@ -273,9 +290,11 @@ async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> a
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id])?;
     let endpoint = output::parse(&client.get(url.clone()).await?)?;
-    let waiting = endpoint["health"]["waiting"].as_u64();
+    let waiting = |endpoint: &Value| endpoint["health"]["waiting"].as_u64();
     let whose = format!("{} of tenant {}", output::text(&endpoint, "url"), client.tenant);
-    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting)))?;
+    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting(&endpoint))))?;
+    // The answer may have taken a while.
+    let waiting = waiting(&output::parse(&client.get(url.clone()).await?)?);
     client.call(Method::DELETE, url, None).await?;
     output::deleted(client.format, id, waiting, &format!("deleted {id}, and cancelled {}", cancelled(waiting)))
 }
@@ -297,4 +316,20 @@ async fn lanes(client: &mut Client, id: &str, blocked: bool, page: PageArgs) -> 
     page.ask(&mut url);
     let what = if blocked { "blocked lanes" } else { "lanes with deliveries to make" };
     output::list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_is_suggested_where_the_endpoint_points() {
+        let there = |url: &str| local_address(url).map(|address| address.to_string());
+        assert_eq!(there("http://localhost:9000/").as_deref(), Some("127.0.0.1:9000"));
+        assert_eq!(there("http://127.0.0.1:19001/x").as_deref(), Some("127.0.0.1:19001"));
+        assert_eq!(there("http://[::1]/").as_deref(), Some("[::1]:80"));
+        for elsewhere in ["https://127.0.0.1:9000/", "http://example.com/", "http://10.0.0.1:9000/"] {
+            assert_eq!(there(elsewhere), None, "{elsewhere}");
+        }
+    }
 }

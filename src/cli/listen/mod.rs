@@ -29,6 +29,7 @@ use self::show::{ReceivedRequest, shown_body};
 use super::client::fetch;
 use super::output::{clean, print};
 use crate::clock::{Clock, SystemClock};
+use crate::config::ListenAddress;
 use crate::lifecycle::deliver::keys::{public_half, secret_key};
 use crate::lifecycle::deliver::sign::verify;
 use crate::model::span::Span;
@@ -44,7 +45,7 @@ const BODY_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 pub struct ListenArgs {
     /// The address to listen on.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9000")]
-    listen: SocketAddr,
+    listen: ListenAddress,
     /// A secret to verify signatures with; several during a rotation.
     #[arg(
         long = "secret",
@@ -74,8 +75,8 @@ pub struct ListenArgs {
 /// Listens until it is stopped, then prints the totals.
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     check_secrets(&args.secrets)?;
-    let listener = TcpListener::bind(args.listen).await.map_err(|problem| {
-        anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen)
+    let listener = TcpListener::bind(args.listen.0).await.map_err(|problem| {
+        anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen.0)
     })?;
     let mut terminated = signal(SignalKind::terminate())?;
     print(&banner(listener.local_addr()?, &args))?;

@@ -163,7 +163,7 @@ mod tests {
             (r#"{"url":"https://a"}"#, "p.json, at /url: ", "unknown field `url`, expected one of `preset`"),
             (r#"{"retry":{}}"#, "p.json, at /retry: ", "unknown field `retry`"),
             (r#"{"preset":"slow"}"#, "p.json, at /preset", "`slow` is not known here; use one of `standard`"),
-            ("7", "p.json, at /: ", "invalid type"),
+            ("7", "p.json, at /: ", "it is the number 7; use an object"),
             ("[]", "p.json: ", "a list is not a policy"),
             ("{", "p.json is not JSON: ", "it ends too early"),
             ("", "p.json is not JSON: ", "it is empty"),

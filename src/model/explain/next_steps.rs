@@ -81,7 +81,8 @@ impl ExplanationFacts<'_> {
                 format!("Once the receiver wants it after all, {replay}.")
             }
             Some(DeadCause::Refused) if self.is_without_answer() => {
-                format!("Once its address may be called (--allow-egress, or another URL of the endpoint), {replay}.")
+                // The attempt's own sentences say what opens its target, if anything does.
+                format!("Once it may be called, or the endpoint has another URL, {replay}.")
             }
             Some(DeadCause::Refused) => format!(
                 "Once the receiver takes it, {replay}; if its answer means something else there, change the endpoint's status_rules first."

@@ -335,6 +335,20 @@ fn a_short_budget_is_counted_aloud() {
 }
 
 #[test]
+fn a_target_that_may_not_be_called_is_told_with_what_helps_and_with_nothing_else() {
+    let endpoint = endpoint(json!({"retry": {"schedule": ["1s"], "jitter": "none"}}));
+    let message =
+        "port 25 belongs to another service; use another port, or have its operator open it with --allow-port 25";
+    let story = (0..5).fold(Story::of(endpoint), |story, _| story.failed(FailureKind::TargetForbidden, message));
+    let said = story.explained(None, at(60));
+    assert!(said.contains(message) && !said.contains("--allow-egress"), "{said}");
+    assert!(
+        said.contains("Once it may be called, or the endpoint has another URL, `posthaste dead-letters replay"),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_age_that_ran_out_says_what_would_have_been() {
     let story = Story::of(endpoint(json!({"retry": {"schedule": ["40m"], "max_age": "1h"}})))
         .answered(500)

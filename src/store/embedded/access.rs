@@ -15,8 +15,8 @@ use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_index::CatalogIndex;
-use crate::store::catalog_json::{from_json, to_json};
 use crate::store::row::SqliteColumns;
+use crate::store::stored_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
 const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
@@ -200,7 +200,8 @@ impl AccessStore for EmbeddedStore {
             let bound = params![id_bytes(first.0), id_bytes(end.0), query.entries_to_read(&page), tenant];
             let mut statement = db.prepare_cached(&sql)?;
             let entries = statement.query_map(bound, |row| {
-                Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
+                let record = from_json("audit.record", &row.get::<_, String>(1)?)?;
+                Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record })
             })?;
             Ok(query.page_of(entries.collect::<rusqlite::Result<Vec<_>>>()?, page.limit))
         })

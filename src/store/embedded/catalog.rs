@@ -20,10 +20,10 @@ use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns, TenantColumns};
 use crate::store::catalog_index::CatalogIndex;
-use crate::store::catalog_json::{from_json, to_json};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::Seal;
-use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result};
+use crate::store::stored_json::to_json;
+use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result, UnreadableRecord};
 
 /// Loads everything that is not deleted into an index.
 pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
@@ -42,7 +42,7 @@ fn load_tenants(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<H
     for row in statement.query_map([], TenantRow::read)? {
         let TenantRow { tenant } = row?;
         by_no.insert(tenant.no, tenant.id.clone());
-        index.put_tenant(tenant.no, Arc::new(tenant.tenant()));
+        index.put_tenant(tenant.no, Arc::new(tenant.tenant()?));
     }
     Ok(by_no)
 }
@@ -76,7 +76,7 @@ fn load_endpoints(
         let row = row?;
         let Some(tenant) = tenants.get(&row.tenant) else { continue };
         let no = row.endpoint.no;
-        let mut endpoint = row.endpoint.endpoint(seal, tenant.clone(), from_json(&row.health))?;
+        let mut endpoint = row.endpoint.endpoint(seal, tenant.clone(), Some(&row.health))?;
         endpoint.secrets = secrets.remove(&no).unwrap_or_default();
         index.put_endpoint(no, Arc::new(endpoint));
     }
@@ -173,6 +173,10 @@ impl Catalog for EmbeddedStore {
         self.index().is_only_tenant(tenant)
     }
 
+    fn unreadable_endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<UnreadableRecord> {
+        self.index().unreadable(tenant, id).cloned()
+    }
+
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.index().matching(event)
     }
@@ -188,6 +192,7 @@ impl Catalog for EmbeddedStore {
                     format!("SELECT {} FROM tenants t WHERE t.id = ? AND t.deleted_at IS NULL", TenantColumns::COLUMNS);
                 let known = db.query_row(&sql, [tenant.id.as_str()], TenantColumns::read).optional()?;
                 let known = known.map(|row| (row.no, row.tenant()));
+                let known = known.map(|(no, tenant)| tenant.map(|tenant| (no, tenant))).transpose()?;
                 let audited = match &known {
                     Some((_, before)) => AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields())),

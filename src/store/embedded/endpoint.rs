@@ -15,10 +15,10 @@ use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
 use crate::model::limits::settings_bytes;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
-use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint::{self as plan, is_only_health};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
+use crate::store::stored_json::{from_json, to_json};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
 /// Returns an endpoint as the transaction sees it. Changes of the same
@@ -33,7 +33,7 @@ pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::
     let secrets = secrets(transaction, no, id)?;
     let row = transaction.db.prepare_cached(CurrentRow::SQL)?.query_row([no], CurrentRow::read).optional()?;
     let Some(row) = row else { return Ok(None) };
-    let endpoint = row.endpoint.endpoint(transaction.seal, tenant, from_json(&row.health))?;
+    let endpoint = row.endpoint.endpoint(transaction.seal, tenant, Some(&row.health))?;
     Ok(Some((no, Endpoint { secrets, ..endpoint.below(ceiling) })))
 }
 
@@ -179,7 +179,8 @@ fn store_health(
     let Some(no) = no else { return Ok(()) };
     let sql = "SELECT health FROM endpoints WHERE no = ? AND deleted_at IS NULL";
     let known: Option<String> = transaction.db.prepare_cached(sql)?.query_row([no], |row| row.get(0)).optional()?;
-    if known.is_some_and(|known| health.is_after(&from_json(&known))) {
+    let known = known.map(|known| from_json("endpoints.health", &known)).transpose()?;
+    if known.is_some_and(|known| health.is_after(&known)) {
         let sql = "UPDATE endpoints SET health = ? WHERE no = ?";
         transaction.db.prepare_cached(sql)?.execute(params![to_json(health), no])?;
         let health = health.clone();

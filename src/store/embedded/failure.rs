@@ -2,7 +2,7 @@
 
 use tracing::error;
 
-use super::rows::unknown_code;
+use super::rows::{unknown_code, unreadable_record};
 use crate::store::Error;
 
 /// Exit code `EX_IOERR` of sysexits.h: the disk failed, or its data is damaged.
@@ -14,6 +14,9 @@ pub fn failure_of(problem: &rusqlite::Error) -> Error {
     use rusqlite::ErrorCode;
     if let Some(code) = unknown_code(problem) {
         return Error::UnknownCode(code);
+    }
+    if let Some(record) = unreadable_record(problem) {
+        return Error::Unreadable(record.clone());
     }
     match problem.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::Full(problem.to_string()),

@@ -9,16 +9,19 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::EmbeddedStore;
-use super::rows::{UnknownCode, at, cause_code, delivery_id, delivery_no, id_bytes, millis, state_code, withheld_from};
+use super::rows::{
+    UnknownCode, at, cause_code, delivery_id, delivery_no, delivery_no_of_attempt, id_bytes, millis, state_code,
+    withheld_from,
+};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::catalog_json::from_json;
+use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::event_row::EventRow;
 use crate::store::row::{SqliteColumns, joined, row};
+use crate::store::stored_json::from_json;
 use crate::store::stored_value::StoredCode;
 use crate::store::{Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result};
 
@@ -31,6 +34,7 @@ const ROWS_PER_PAGE_MAX: usize = 10_000;
 const ORDER_SLACK_MS: i64 = 60_000;
 
 mod by_finish;
+mod by_id;
 mod walk;
 
 #[async_trait]
@@ -73,28 +77,20 @@ impl History for EmbeddedStore {
     }
 
     async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
-        self.read(move |db| {
-            let sql = "SELECT t.id, d.created_at FROM deliveries d JOIN tenants t ON t.no = d.tenant
-                       WHERE d.no = ? AND t.deleted_at IS NULL";
-            let no = delivery_no(id);
-            let found: Option<(TenantId, i64)> =
-                db.prepare_cached(sql)?.query_row([no], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            Ok(found.filter(|(_, at)| delivery_id(no, *at) == id).map(|(tenant, _)| tenant))
-        })
-        .await
+        self.read(move |db| by_id::tenant_of_delivery(db, id)).await
+    }
+
+    async fn delivery_of_attempt(&self, id: AttemptId) -> Result<Option<(TenantId, DeliveryId)>> {
+        self.read(move |db| by_id::delivery_of_number(db, delivery_no_of_attempt(id))).await
     }
 
     async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
         let id = id.clone();
-        self.read(move |db| {
-            // One seek per tenant: the index on ids begins with the tenant.
-            let sql = "SELECT t.id FROM tenants t CROSS JOIN events e INDEXED BY events_by_id
-                       ON e.tenant = t.no AND e.id = ? WHERE t.deleted_at IS NULL ORDER BY t.id LIMIT ?";
-            let mut statement = db.prepare_cached(sql)?;
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            statement.query_map(params![id, limit], |row| row.get(0))?.collect()
-        })
-        .await
+        self.read(move |db| by_id::tenants_of_event(db, &id, limit)).await
+    }
+
+    async fn deleted_endpoint(&self, id: EndpointId) -> Result<Option<(TenantId, Timestamp)>> {
+        self.read(move |db| by_id::deleted_endpoint(db, id)).await
     }
 
     async fn deliveries(
@@ -122,7 +118,7 @@ impl History for EmbeddedStore {
             let mut statement =
                 db.prepare_cached("SELECT record FROM attempts WHERE no >= ? AND no < ? ORDER BY no")?;
             let rows = statement.query_map([no << 20, (no + 1) << 20], |row| row.get::<_, String>(0))?;
-            rows.map(|record| record.map(|text| parse_attempt(&text))).collect::<rusqlite::Result<_>>().map(Some)
+            rows.map(|record| Ok(from_json("attempts.record", &record?)?)).collect::<rusqlite::Result<_>>().map(Some)
         })
         .await
     }
@@ -141,8 +137,8 @@ impl History for EmbeddedStore {
             let has_more = found.len() > page.limit;
             found.truncate(page.limit);
             let next = found.last().filter(|_| has_more).map(|(no, _)| no.to_string());
-            let data = found.iter().map(|(_, record)| from_json(record)).collect();
-            Ok(ListPage { data, next })
+            let data = found.iter().map(|(_, record)| from_json("milestones.record", record));
+            Ok(ListPage { data: data.collect::<std::result::Result<_, _>>()?, next })
         })
         .await
     }
@@ -349,10 +345,6 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     let mut column = 0;
     let listed = DeliveryListColumns::read_next(row, &mut column)?;
     listed.delivery(SqliteColumns::read_next(row, &mut column)?)
-}
-
-fn parse_attempt(record: &str) -> Attempt {
-    serde_json::from_str(record).expect("the store holds what was written into it")
 }
 
 fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Delivery>> {

@@ -54,7 +54,7 @@ pub fn accept_operational_event(
     let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
     let found = {
         let index = transaction.index.read();
-        index.tenant_no(&event.tenant).zip(index.matching(&event).ok())
+        index.tenant_no(&event.tenant).zip(index.matching_readable(&event).ok())
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
     transaction.operational_events.push(event_type);

@@ -5,7 +5,9 @@ use uuid::Uuid;
 use crate::model::checksum::Checksum;
 pub use crate::store::codes::*;
 use crate::store::row::row;
+use crate::store::row_error::RowError;
 use crate::store::seal::SealError;
+use crate::store::stored_json::UnreadableRecord;
 
 /// An unknown code makes a row unreadable, like a value of the wrong type.
 impl From<UnknownCode> for rusqlite::Error {
@@ -18,6 +20,32 @@ impl From<UnknownCode> for rusqlite::Error {
 impl From<SealError> for rusqlite::Error {
     fn from(problem: SealError) -> Self {
         Self::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(problem))
+    }
+}
+
+/// A value of a newer version makes a row unreadable, too.
+impl From<UnreadableRecord> for rusqlite::Error {
+    fn from(record: UnreadableRecord) -> Self {
+        Self::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(record))
+    }
+}
+
+impl From<RowError> for rusqlite::Error {
+    fn from(problem: RowError) -> Self {
+        match problem {
+            RowError::UnknownCode(code) => code.into(),
+            RowError::Unreadable(record) => record.into(),
+            RowError::Sealed(problem) => problem.into(),
+        }
+    }
+}
+
+/// Returns the value of a newer version that made a row unreadable, if that is the
+/// reason.
+pub fn unreadable_record(problem: &rusqlite::Error) -> Option<&UnreadableRecord> {
+    match problem {
+        rusqlite::Error::FromSqlConversionFailure(_, _, why) => why.downcast_ref(),
+        _ => None,
     }
 }
 

@@ -23,8 +23,8 @@ use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::catalog_columns::TokenColumns;
-use crate::store::catalog_json::{from_json, to_json};
 use crate::store::row::{PostgresColumns, row};
+use crate::store::stored_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
 /// The tables that a token is read from.
@@ -210,8 +210,9 @@ impl AccessStore for PostgresStore {
         );
         let of = query.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
         let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, query.entries_to_read(&page), of]).await?;
-        let entry = |row: &Row| AuditEntry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
-        Ok(query.page_of(rows.iter().map(entry).collect(), page.limit))
+        let entry =
+            |row: &Row| Ok(AuditEntry { id: AuditId(row.get(0)), record: from_json("audit.record", row.get(1))? });
+        Ok(query.page_of(rows.iter().map(entry).collect::<Result<_>>()?, page.limit))
     }
 
     async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {

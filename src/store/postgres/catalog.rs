@@ -6,7 +6,6 @@
 //! A node that was frozen or cut off notices at its next accept that its
 //! version is not the catalog's.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,48 +13,29 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
-use super::access::{self, record};
+use super::access::record;
 use super::catalog_cache::VersionLock;
-use super::endpoint::{self, EndpointRow, insert_secret, store_health};
+use super::changed_rows::CatalogChanges;
+use super::endpoint::{self, insert_secret, store_health};
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{PostgresState, PostgresStore, stored_bytes};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
-use crate::model::endpoint::{Endpoint, Secret};
+use crate::model::endpoint::Endpoint;
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
-use crate::model::token::Token;
-use crate::store::catalog_columns::{SecretColumns, TenantColumns};
+use crate::store::catalog_columns::TenantColumns;
 use crate::store::catalog_index::CatalogIndex;
-use crate::store::catalog_json::to_json;
-use crate::store::row::{PostgresColumns, row};
-use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result};
+use crate::store::row::PostgresColumns;
+use crate::store::stored_json::to_json;
+use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result, UnreadableRecord};
 
 /// Interval between two checks whether every node has acknowledged a version.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
-
-/// Ids of tenants and endpoints that other nodes changed or deleted.
-#[derive(Debug, Default)]
-struct CatalogChanges {
-    endpoints: Vec<EndpointId>,
-    tenants: Vec<TenantId>,
-}
-
-/// Rows that changed after a version of the catalog.
-struct ChangedRows {
-    /// Version that these rows lead to.
-    version: i64,
-    /// Tenants with their numbers; `None` for one that was deleted.
-    tenants: Vec<(TenantId, Option<(i64, Tenant)>)>,
-    /// Endpoints with their numbers, and whether each was deleted.
-    endpoints: Vec<(i64, Endpoint, bool)>,
-    /// Tokens, and whether each was revoked.
-    tokens: Vec<(Token, bool)>,
-}
 
 impl PostgresState {
     /// Reads what has changed since this node last read the catalog, and puts
@@ -91,60 +71,6 @@ impl PostgresState {
         Ok(())
     }
 
-    async fn read_after(&self, known: i64) -> Result<ChangedRows> {
-        let tx = self.connections.begin_reading().await?;
-        let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
-        let tenants = tx.query(TenantRow::SQL, bind![known]).await?;
-        let tenants = tenants.iter().map(|row| TenantRow::read(row).changed()).collect();
-        let seal = &self.options.seal;
-        let mut endpoints = Vec::new();
-        for row in tx.query(&EndpointRow::sql("p.version > $1"), bind![known]).await? {
-            let row = EndpointRow::read(&row);
-            let (no, is_deleted) = (row.endpoint.no, row.is_deleted);
-            endpoints.push((no, row.endpoint(seal)?, is_deleted));
-        }
-        let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-        for row in tx.query(SecretRow::SQL, bind![known]).await? {
-            let SecretRow { secret, endpoint } = SecretRow::read(&row);
-            secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
-        }
-        for (no, endpoint, _) in &mut endpoints {
-            endpoint.secrets = secrets.remove(no).unwrap_or_default();
-        }
-        let tokens = access::changed_after(&tx, known).await?;
-        tx.commit().await?;
-        Ok(ChangedRows { version, tenants, endpoints, tokens })
-    }
-
-    fn put_into_index(&self, changed: ChangedRows) -> CatalogChanges {
-        let mut changes = CatalogChanges::default();
-        let mut index = self.index_mut();
-        for (id, tenant) in changed.tenants {
-            match tenant {
-                None => index.remove_tenant(&id),
-                Some((no, tenant)) => index.put_tenant(no, Arc::new(tenant)),
-            }
-            changes.tenants.push(id);
-        }
-        for (no, endpoint, is_deleted) in changed.endpoints {
-            changes.endpoints.push(endpoint.id);
-            if is_deleted {
-                index.remove_endpoint(endpoint.id);
-                index.forget_waiting(no);
-            } else {
-                index.put_endpoint(no, Arc::new(endpoint));
-            }
-        }
-        for (token, is_revoked) in changed.tokens {
-            if is_revoked {
-                index.remove_token(token.id);
-            } else {
-                index.put_token(Arc::new(token));
-            }
-        }
-        changes
-    }
-
     /// Puts what a committed transaction of this node changed into the index.
     pub(super) async fn adopt_version(
         &self,
@@ -175,32 +101,6 @@ impl PostgresState {
             }
             tokio::time::sleep(CHECK_EVERY).await;
         }
-    }
-}
-
-row! {
-    /// A tenant that changed after a version.
-    postgres struct TenantRow from "FROM posthaste.tenants t WHERE t.version > $1 ORDER BY t.deleted_at IS NULL" {
-        tenant: TenantColumns = TenantColumns::COLUMNS,
-        is_deleted: bool = "t.deleted_at IS NOT NULL",
-    }
-}
-
-impl TenantRow {
-    /// Returns the tenant's id, and its number and the tenant unless it was
-    /// deleted.
-    fn changed(self) -> (TenantId, Option<(i64, Tenant)>) {
-        let (no, id) = (self.tenant.no, self.tenant.id.clone());
-        (id, (!self.is_deleted).then(|| (no, self.tenant.tenant())))
-    }
-}
-
-row! {
-    /// A secret of an endpoint that changed after a version.
-    postgres struct SecretRow from "FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
-         WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC" {
-        secret: SecretColumns = SecretColumns::COLUMNS,
-        endpoint: EndpointId = "p.id",
     }
 }
 
@@ -298,6 +198,10 @@ impl Catalog for PostgresStore {
         self.shared.index().is_only_tenant(tenant)
     }
 
+    fn unreadable_endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<UnreadableRecord> {
+        self.shared.index().unreadable(tenant, id).cloned()
+    }
+
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.shared.index().matching(event)
     }
@@ -313,7 +217,7 @@ impl Catalog for PostgresStore {
             let audited = match before {
                 None => AuditedAction::new(AuditAction::TenantCreated, &tenant.id, &tenant.id),
                 Some(row) => {
-                    let before = TenantColumns::read(&row).tenant();
+                    let before = TenantColumns::read(&row).tenant()?;
                     AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields()))
                 }

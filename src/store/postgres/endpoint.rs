@@ -16,10 +16,10 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::settings_bytes;
 use crate::model::shard::Shard;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
-use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint as plan;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
+use crate::store::stored_json::to_json;
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
 row! {
@@ -48,8 +48,7 @@ impl EndpointRow {
 
     /// Returns the endpoint without its secrets.
     pub fn endpoint(self, seal: &Seal) -> Result<Endpoint> {
-        let health = self.health.as_deref().map(from_json).unwrap_or_default();
-        Ok(self.endpoint.endpoint(seal, self.tenant, health)?)
+        Ok(self.endpoint.endpoint(seal, self.tenant, self.health.as_deref())?)
     }
 }
 

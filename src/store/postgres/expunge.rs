@@ -15,6 +15,7 @@ use crate::model::attempt::Attempt;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
+use crate::store::stored_json::{from_json, to_json};
 use crate::store::{Error, Result};
 
 /// Deletes an event's data, and what receivers answered to it. Returns whether
@@ -65,20 +66,20 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
         .await?;
     for (table, delivery, record) in answers {
         let sql = format!("UPDATE posthaste.{table} SET last = $2 WHERE no = $1");
-        tx.execute(&sql, bind![delivery, unanswered(&record)]).await?;
+        tx.execute(&sql, bind![delivery, unanswered(&record)?]).await?;
     }
     let sql = "SELECT delivery, number, record FROM posthaste.attempts WHERE delivery >= $1 AND delivery < $2";
     for row in tx.query(sql, bind![first, below]).await? {
         let (delivery, number): (i64, i32) = (row.get("delivery"), row.get("number"));
         let sql = "UPDATE posthaste.attempts SET record = $3 WHERE delivery = $1 AND number = $2";
-        tx.execute(sql, bind![delivery, number, unanswered(row.get("record"))]).await?;
+        tx.execute(sql, bind![delivery, number, unanswered(row.get("record"))?]).await?;
     }
     Ok(Some(bytes))
 }
 
 /// Returns an attempt's record without the receiver's answer. This is not done
 /// in SQL, because PostgreSQL's JSON cannot hold `\u0000`.
-fn unanswered(record: &str) -> String {
-    let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
-    serde_json::to_string(&attempt.unanswered()).expect("an attempt is plain data")
+fn unanswered(record: &str) -> Result<String> {
+    let attempt: Attempt = from_json("attempts.record", record)?;
+    Ok(to_json(&attempt.unanswered()))
 }

@@ -12,15 +12,16 @@ use tokio_postgres::Row;
 
 use super::due::OLDEST_DUE;
 use super::read_query::{read_one, read_rows};
-use super::rows::{at, delivery_id, delivery_no, millis, stored_tenant};
+use super::rows::{at, delivery_id, delivery_no, delivery_no_of_attempt, millis, stored_tenant};
 use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::row::{PostgresColumns, joined, row};
+use crate::store::stored_json::from_json;
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 pub use events::EventRecordColumns;
@@ -61,9 +62,17 @@ impl History for PostgresStore {
     }
 
     async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
-        let no = delivery_no(id);
-        let found = read_one(&self.shared, include_str!("sql/tenant_of_delivery.sql"), bind![no]).await?;
-        Ok(found.filter(|row| delivery_id(no, row.get(1)) == id).map(|row| stored_tenant(row.get(0))))
+        let found = delivery_of_number(&self.shared, delivery_no(id)).await?;
+        Ok(found.filter(|(_, found)| *found == id).map(|(tenant, _)| tenant))
+    }
+
+    async fn delivery_of_attempt(&self, id: AttemptId) -> Result<Option<(TenantId, DeliveryId)>> {
+        delivery_of_number(&self.shared, delivery_no_of_attempt(id)).await
+    }
+
+    async fn deleted_endpoint(&self, id: EndpointId) -> Result<Option<(TenantId, Timestamp)>> {
+        let found = read_one(&self.shared, include_str!("sql/deleted_endpoint.sql"), bind![id]).await?;
+        Ok(found.map(|row| (row.get(0), at(row.get(1)))))
     }
 
     async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
@@ -95,7 +104,7 @@ impl History for PostgresStore {
         if !is_it {
             return Ok(None);
         }
-        Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>("record")))))
+        attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>("record"))).map(Some)
     }
 
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
@@ -109,7 +118,8 @@ impl History for PostgresStore {
         let has_more = rows.len() > page.limit;
         rows.truncate(page.limit);
         let next = rows.last().filter(|_| has_more).map(|row| row.get::<_, i64>(0).to_string());
-        Ok(ListPage { data: rows.iter().map(|row| parse(row.get(1))).collect(), next })
+        let data = rows.iter().map(|row| from_json("milestones.record", row.get(1)));
+        Ok(ListPage { data: data.collect::<std::result::Result<_, _>>()?, next })
     }
 
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
@@ -134,6 +144,12 @@ impl History for PostgresStore {
     ) -> Result<ListPage<Lane>> {
         lanes(&self.shared, tenant, endpoint, blocked_only, &page).await
     }
+}
+
+/// Returns the delivery with this number, and its tenant.
+async fn delivery_of_number(shared: &PostgresState, no: i64) -> Result<Option<(TenantId, DeliveryId)>> {
+    let found = read_one(shared, include_str!("sql/tenant_of_delivery.sql"), bind![no]).await?;
+    Ok(found.map(|row| (row.get(0), delivery_id(no, row.get(1)))))
 }
 
 /// Returns the number of an endpoint that is not deleted.
@@ -167,17 +183,13 @@ fn made_numbers(id: &EventId) -> (i64, i64) {
 
 /// Returns attempts in the order of their numbers. Of two records with the same
 /// number the first counts; it is the one in the delivery's own row.
-fn attempts_from<'a>(records: impl Iterator<Item = &'a str>) -> Vec<Attempt> {
+fn attempts_from<'a>(records: impl Iterator<Item = &'a str>) -> Result<Vec<Attempt>> {
     let mut by_number = BTreeMap::new();
     for record in records {
-        let attempt: Attempt = parse(record);
+        let attempt: Attempt = from_json("attempts.record", record)?;
         by_number.entry(attempt.number).or_insert(attempt);
     }
-    by_number.into_values().collect()
-}
-
-fn parse<T: serde::de::DeserializeOwned>(record: &str) -> T {
-    serde_json::from_str(record).expect("the store holds what was written into it")
+    Ok(by_number.into_values().collect())
 }
 
 /// Returns a page of an endpoint's lanes. The cursor is the key of a lane with
@@ -285,7 +297,7 @@ mod tests {
     #[test]
     fn an_attempt_in_both_places_counts_once_and_the_deliverys_own_counts() {
         let records = [record(2, "own"), record(1, "first"), record(2, "other")];
-        let attempts = attempts_from(records.iter().map(String::as_str));
+        let attempts = attempts_from(records.iter().map(String::as_str)).unwrap();
         let told: Vec<_> = attempts.iter().map(|a| (a.number, a.response_body.as_str())).collect();
         assert_eq!(told, [(1, "first"), (2, "own")]);
     }

@@ -2,7 +2,6 @@
 
 use super::rows::{format_of, state_code};
 use super::transaction::{PgTransaction, bind};
-use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::DeliveryId;
 use crate::model::shard::Shard;
@@ -11,12 +10,20 @@ use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::DeliveryRow;
 use crate::store::plan::lane::LaneMember;
 use crate::store::row::{PostgresColumns, row};
+use crate::store::stored_json::from_json;
 use crate::store::stored_value::StoredCode;
 
 /// The columns that all tables of deliveries have.
 const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
                     attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, \
                     forbidden_target, last_delay, max_age, stumbles, stumble";
+
+/// The number of an attempt in its record, whatever else a newer version wrote
+/// there.
+#[derive(serde::Deserialize)]
+struct RecordNumber {
+    number: u32,
+}
 
 /// A table of deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,8 +145,8 @@ impl LockedDelivery {
     /// because another one takes its place.
     pub async fn archive_last_attempt(&self, tx: &PgTransaction) -> Result<()> {
         let Some(record) = &self.last else { return Ok(()) };
-        let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
-        insert_attempt(tx, self.no, attempt.number, record).await
+        let RecordNumber { number } = from_json("attempts.record", record)?;
+        insert_attempt(tx, self.no, number, record).await
     }
 
     /// Stores the record of an attempt that did not end the delivery.

@@ -32,6 +32,7 @@ mod access;
 mod catalog;
 mod catalog_cache;
 mod change;
+mod changed_rows;
 mod claims;
 mod cluster;
 mod cluster_notifier;

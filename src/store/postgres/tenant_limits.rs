@@ -4,7 +4,7 @@ use super::transaction::bind;
 use super::unit_of_work::UnitOfWork;
 use crate::model::id::TenantId;
 use crate::model::limits::{TenantLimits, TenantUsage};
-use crate::store::catalog_json::from_json;
+use crate::store::stored_json::from_json;
 use crate::store::{Error, Result};
 
 impl UnitOfWork<'_> {
@@ -38,7 +38,7 @@ impl UnitOfWork<'_> {
             tokens: count("tokens"),
             ..TenantUsage::default()
         };
-        Ok((usage, from_json(row.get("limits"))))
+        Ok((usage, from_json("tenants.limits", row.get("limits"))?))
     }
 
     /// Checks that the tenant's limits allow more endpoints and bytes of

@@ -119,7 +119,8 @@ impl<'a> UnitOfWork<'a> {
         let mut writing = AcceptBatch::default();
         let accepted = {
             let index = self.shared.index();
-            let Some((tenant, targets)) = index.tenant_no(&event.tenant).zip(index.matching(&event).ok()) else {
+            let Some((tenant, targets)) = index.tenant_no(&event.tenant).zip(index.matching_readable(&event).ok())
+            else {
                 return Ok(Vec::new());
             };
             let new =

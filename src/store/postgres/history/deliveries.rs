@@ -278,7 +278,7 @@ pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: Vec<Liste
     let shown = |row: ListedDelivery| {
         let event = events.get(&row.event)?.clone();
         let last = row.last.as_deref().or_else(|| attempts.get(&row.delivery.no).copied());
-        Some(row.delivery.delivery(tenant.clone(), event, last).map_err(Error::UnknownCode))
+        Some(row.delivery.delivery(tenant.clone(), event, last).map_err(Error::from))
     };
     rows.into_iter().filter_map(shown).collect()
 }

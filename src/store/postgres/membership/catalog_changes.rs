@@ -1,11 +1,13 @@
 //! Takes in what other nodes changed in the catalog, and confirms it to them.
 
+use tracing::warn;
+
 use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
 use crate::store::Result;
-use crate::store::catalog_json::from_json;
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::transaction::{bind, with_timeout};
+use crate::store::stored_json::from_json;
 
 impl PostgresState {
     /// Tells the other nodes which version of the catalog is in force here.
@@ -27,8 +29,15 @@ impl PostgresState {
         let rows = with_timeout(client.query_typed(sql, bind![shards.to_vec()])).await?;
         let mut index = self.index_mut();
         for row in rows {
-            let health: EndpointHealth = from_json(row.get(1));
             let id = EndpointId(row.get(0));
+            let health: EndpointHealth = match from_json("endpoints.health", row.get(1)) {
+                Ok(health) => health,
+                Err(problem) => {
+                    // The endpoint keeps the health that is known here.
+                    warn!(endpoint.id = %id, "the breaker of endpoint {id} is not known here: {problem}");
+                    continue;
+                }
+            };
             if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
                 index.show_health(id, health);
             }
