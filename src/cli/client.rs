@@ -138,18 +138,18 @@ impl Client {
 
     /// Makes a GET call; a 404 becomes none.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
-        match self.answer(Method::GET, url, None).await? {
+        match self.answer(Method::GET, url.clone(), None).await? {
             (StatusCode::NOT_FOUND, _) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
-            (status, text) => Err(self.explain(status, &text)),
+            (status, text) => Err(self.explain(&url, status, &text)),
         }
     }
 
     /// Makes a call; an answer other than 2xx becomes the error.
     pub async fn call(&mut self, method: Method, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
-        match self.answer(method, url, body).await? {
+        match self.answer(method, url.clone(), body).await? {
             (status, text) if status.is_success() => Ok(text),
-            (status, text) => Err(self.explain(status, &text)),
+            (status, text) => Err(self.explain(&url, status, &text)),
         }
     }
 
@@ -228,7 +228,7 @@ impl Client {
         Ok(open)
     }
 
-    fn explain(&self, status: StatusCode, body: &str) -> anyhow::Error {
+    fn explain(&self, url: &Url, status: StatusCode, body: &str) -> anyhow::Error {
         let Ok(problem) = serde_json::from_str::<ProblemResponse>(body) else {
             // A proxy in front of the gateway says so when nothing is behind it.
             let reason = if matches!(status.as_u16(), 502..=504) { ExitReason::Unreachable } else { ExitReason::Other };
@@ -239,6 +239,10 @@ impl Client {
         let mut sentence = problem.sentence();
         if status == StatusCode::UNAUTHORIZED {
             sentence.push_str(&format!("; the token shown is from {}", self.token_from));
+        }
+        let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
+        if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
+            sentence.push_str("; --tenant names another tenant");
         }
         CommandFailure::answered(status, sentence, body).into()
     }

@@ -107,6 +107,8 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     let said = fails(&["explain", "nothing"]).await;
     assert!(said.contains("there is no delivery and no event nothing in tenant default"), "{said}");
     let read = ["deliveries", "get", "dlv_00000000000000000000000000", "--token", token["token"].as_str().unwrap()];
+    let said = fails(&read).await;
+    assert!(said.contains("there is no tenant default; --tenant names another tenant"), "{said}");
     let said = fails(&[&read[..], &["--tenant", "acme"]].concat()).await;
     assert!(said.contains("there is no such delivery in tenant acme"), "{said}");
 
