@@ -227,8 +227,7 @@ pub async fn accept_batch(
     }
     let parsed: Vec<Result<Submission, Problem>> = items.iter().map(|item| read_item(&api, &body, item)).collect();
     let mode = if params.partial { BatchMode::Each } else { BatchMode::All };
-    let mut refused: Vec<Option<Problem>> = Vec::with_capacity(parsed.len());
-    let mut submissions = Vec::with_capacity(parsed.len());
+    let (mut refused, mut submissions) = (Vec::<Option<Problem>>::new(), Vec::with_capacity(parsed.len()));
     let (mut positions, mut warnings) = (Vec::with_capacity(parsed.len()), Vec::with_capacity(parsed.len()));
     for (position, item) in parsed.into_iter().enumerate() {
         match item {
