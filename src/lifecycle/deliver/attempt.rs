@@ -13,12 +13,13 @@ use super::sign::{sha256_hex, sign};
 use crate::lifecycle::expiry_schedule::just_after;
 use crate::model::answer::{Answer, FailureKind};
 use crate::model::attempt::{Attempt, Decision};
+use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::{DeadCause, DeadlineSource, after};
-use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::DisableCause;
 use crate::model::explain::{answer_words, secret_change};
 use crate::model::headers::is_reserved;
-use crate::model::health::BreakerInput;
+use crate::model::health::{BreakerInput, EndpointHealth};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::next_state::{AttemptTimes, NextState, next_state};
@@ -138,10 +139,17 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
 }
 
 /// Whether this claim may still be attempted, by what is written: its endpoint
-/// may have been closed between its turn and now.
+/// may have been closed between its turn and now. The breaker and the room were
+/// the dispatcher's to weigh, and it has let the claim go.
 fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
-    let is_quiet = endpoint.quiet_until.is_some_and(|until| until > now);
-    endpoint.status.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
+    let endpoint = EndpointConditions {
+        state: endpoint.status.state,
+        quiet_until: endpoint.quiet_until,
+        health: &EndpointHealth::default(),
+        capacity: Capacity::Free,
+    };
+    let delivery = DeliveryConditions { due_at: now, is_urgent: claim.is_urgent, is_behind: false };
+    endpoint.blocker(delivery, now).is_none()
 }
 
 /// A request that was sent, with the endpoint as it was then: it may change
