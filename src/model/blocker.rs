@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::delivery::WaitingFor;
 use super::endpoint::EndpointState;
-use super::health::EndpointHealth;
+use super::health::{BreakerState, EndpointHealth};
 
 /// What a node could start for an endpoint at this moment, apart from the
 /// endpoint's own state.
@@ -77,6 +77,30 @@ impl EndpointConditions<'_> {
             Capacity::Slot => Some(WaitingFor::Slot),
         }
     }
+
+    /// Returns what explains that due deliveries of this endpoint have waited,
+    /// or nothing if only the node's own speed does. It differs from
+    /// [`blocker`](Self::blocker), which rules on this moment, because a lag
+    /// has built up over many moments:
+    ///
+    /// - A breaker that is not closed explains all that it lets wait, also at
+    ///   the moment in which the next probe could start.
+    /// - A rate explains it where the deliveries have just waited for one
+    ///   (`is_at_rate`): between two starts there is always a moment in which
+    ///   the rate would allow one.
+    /// - A full cap explains nothing: a faster node would have emptied it.
+    pub fn blocker_of_lag(&self, is_at_rate: bool, now: Timestamp) -> Option<WaitingFor> {
+        match self.blocker(DeliveryConditions { due_at: now, is_urgent: false, is_behind: false }, now) {
+            None | Some(WaitingFor::Rate | WaitingFor::Slot) => {}
+            blocker => return blocker,
+        }
+        let is_limited = match self.health.breaker(now) {
+            BreakerState::Open | BreakerState::HalfOpen => true,
+            BreakerState::Ramp => self.capacity != Capacity::Free,
+            BreakerState::Closed => false,
+        };
+        if is_limited { Some(WaitingFor::Breaker) } else { is_at_rate.then_some(WaitingFor::Rate) }
+    }
 }
 
 #[cfg(test)]
@@ -144,5 +168,29 @@ mod tests {
         let probing = EndpointConditions { capacity: Capacity::Slot, ..quiet };
         assert_eq!(probing.blocker(usual, at(31)), Some(WaitingFor::Breaker), "a probe is open");
         assert_eq!(probing.blocker(delivery, at(31)), Some(WaitingFor::Breaker));
+    }
+
+    #[test]
+    fn a_lag_is_explained_by_a_breaker_between_probes_by_a_rate_between_starts_and_by_no_full_cap() {
+        let half_open = EndpointHealth { phase: BreakerPhase::Open { until: Some(at(0)) }, ..EndpointHealth::default() };
+        let closed = EndpointHealth::default();
+        let endpoint = EndpointConditions {
+            state: EndpointState::Active,
+            quiet_until: None,
+            health: &half_open,
+            capacity: Capacity::Free,
+        };
+        let due = DeliveryConditions { due_at: at(1), is_urgent: false, is_behind: false };
+        assert_eq!(endpoint.blocker(due, at(1)), None, "the next probe could start");
+        assert_eq!(endpoint.blocker_of_lag(false, at(1)), Some(WaitingFor::Breaker));
+        let endpoint = EndpointConditions { health: &closed, ..endpoint };
+        assert_eq!(endpoint.blocker_of_lag(true, at(1)), Some(WaitingFor::Rate), "it has just waited for its rate");
+        let full = EndpointConditions { capacity: Capacity::Slot, ..endpoint };
+        assert_eq!(full.blocker(due, at(1)), Some(WaitingFor::Slot));
+        assert_eq!(full.blocker_of_lag(false, at(1)), None);
+        let at_rate = EndpointConditions { capacity: Capacity::Rate(at(2)), ..endpoint };
+        assert_eq!(at_rate.blocker_of_lag(false, at(1)), None, "whoever asks for blockers but the rate says so");
+        let paused = EndpointConditions { state: EndpointState::Paused, ..full };
+        assert_eq!(paused.blocker_of_lag(true, at(1)), Some(WaitingFor::Pause));
     }
 }

@@ -16,7 +16,7 @@ use super::receiver_speed::ReceiverSpeed;
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::WaitingFor;
 use crate::model::endpoint::EndpointState;
-use crate::model::health::{BreakerState, CircuitBreaker};
+use crate::model::health::CircuitBreaker;
 use crate::model::id::DeliveryId;
 use crate::model::rate::Gcra;
 use crate::store::Claim;
@@ -171,18 +171,31 @@ impl EndpointQueue {
 
     /// Whether the gate and the breaker let a due delivery start now.
     fn lets_start(&self, is_urgent: bool, now: Timestamp) -> bool {
-        self.blocker_of_due(is_urgent, Capacity::Free, now).is_none()
+        let delivery = DeliveryConditions { due_at: now, is_urgent, is_behind: false };
+        self.conditions(Capacity::Free).blocker(delivery, now).is_none()
     }
 
-    /// Returns what holds a due delivery back now, with this room for it.
-    fn blocker_of_due(&self, is_urgent: bool, capacity: Capacity, now: Timestamp) -> Option<WaitingFor> {
-        let endpoint = EndpointConditions {
+    /// Returns what decides whether the endpoint can be called, with this room
+    /// for one more request.
+    fn conditions(&self, capacity: Capacity) -> EndpointConditions<'_> {
+        EndpointConditions {
             state: self.gate.state,
             quiet_until: self.gate.quiet_until,
             health: &self.breaker.health,
             capacity,
-        };
-        endpoint.blocker(DeliveryConditions { due_at: now, is_urgent, is_behind: false }, now)
+        }
+    }
+
+    /// Returns the room for one more request that the endpoint's own rate and
+    /// cap leave.
+    pub fn own_capacity(&self, now: Timestamp) -> Capacity {
+        if !self.rate.is_ready(now) {
+            Capacity::Rate(self.rate.ready_at())
+        } else if self.is_full(now) {
+            Capacity::Slot
+        } else {
+            Capacity::Free
+        }
     }
 
     /// Returns the time before which only urgent deliveries start.
@@ -253,46 +266,17 @@ impl EndpointQueue {
         ready.into_iter().chain(self.stored_due).chain(self.reading_due).min().filter(|due_at| *due_at <= now)
     }
 
-    /// Returns what holds its deliveries back now, other than the rate. A
-    /// breaker that is not closed counts for all that it lets wait, also where
-    /// the next probe could start this moment.
-    fn blocker(&self, now: Timestamp) -> Option<WaitingFor> {
-        let capacity = if !self.rate.is_ready(now) {
-            Capacity::Rate(self.rate.ready_at())
-        } else if self.is_full(now) {
-            Capacity::Slot
-        } else {
-            Capacity::Free
-        };
-        match self.blocker_of_due(false, capacity, now) {
-            None | Some(WaitingFor::Rate | WaitingFor::Slot) => {
-                let is_limited = match self.breaker.health.breaker(now) {
-                    BreakerState::Open | BreakerState::HalfOpen => true,
-                    BreakerState::Ramp => capacity != Capacity::Free,
-                    BreakerState::Closed => false,
-                };
-                is_limited.then_some(WaitingFor::Breaker)
-            }
-            blocker => blocker,
-        }
-    }
-
     /// Returns since when its oldest delivery has waited, and what holds it
-    /// back. After a blocker has ended, the wait counts from its end. A queue
-    /// that has just waited for its rate or its tenant's counts as held by it,
-    /// because between two starts there is always a moment in which the rate
-    /// would allow one.
+    /// back. After a blocker has ended, the wait counts from its end.
     pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<WaitingFor>)> {
         let due_at = self.oldest_due(now).filter(|_| self.owner == QueueOwner::ThisNode)?;
-        let is_at_rate = || !self.rate.is_ready(now) || is_recent(self.rate_waited_at, now);
-        Some(match self.blocker(now) {
-            Some(blocker) => (due_at, Some(blocker)),
-            None if is_tenant_at_rate || is_at_rate() => (due_at, Some(WaitingFor::Rate)),
-            None => {
-                let quiet_until = self.gate.quiet_until.unwrap_or(due_at);
-                (due_at.max(self.free_since).max(quiet_until), None)
-            }
-        })
+        let is_at_rate = is_tenant_at_rate || !self.rate.is_ready(now) || is_recent(self.rate_waited_at, now);
+        let blocker = self.conditions(self.own_capacity(now)).blocker_of_lag(is_at_rate, now);
+        if blocker.is_some() {
+            return Some((due_at, blocker));
+        }
+        let quiet_until = self.gate.quiet_until.unwrap_or(due_at);
+        Some((due_at.max(self.free_since).max(quiet_until), None))
     }
 
     /// Returns how late a claim starts for want of this node's own speed. What
@@ -305,10 +289,10 @@ impl EndpointQueue {
         Duration::try_from(now.duration_since(claim.due_at.max(self.free_since))).unwrap_or_default()
     }
 
-    /// Records whether a blocker is in force now, when the last one ended, and
-    /// whether the queue waits for its rate.
+    /// Records whether a blocker other than the rate is in force now, when the
+    /// last one ended, and whether the queue waits for its rate.
     pub fn record_blocker(&mut self, now: Timestamp) {
-        let is_blocked = self.blocker(now).is_some();
+        let is_blocked = self.conditions(self.own_capacity(now)).blocker_of_lag(false, now).is_some();
         if self.was_blocked && !is_blocked {
             self.free_since = now;
         }

@@ -38,11 +38,12 @@ impl EndpointQueues {
         let Some(queue) = self.endpoints.get(&endpoint) else {
             return if self.has_room() { Capacity::Free } else { Capacity::Slot };
         };
-        let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
+        let own = queue.own_capacity(now);
+        let own_rate = if let Capacity::Rate(until) = own { Some(until) } else { None };
         let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
-        match own.max(tenants) {
+        match own_rate.max(tenants) {
             Some(until) => Capacity::Rate(until),
-            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => Capacity::Slot,
+            None if own == Capacity::Slot || !self.has_room() || !queue.ready.is_empty() => Capacity::Slot,
             None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
                 Capacity::Slot
             }
