@@ -154,9 +154,10 @@ pub fn secret_change(secrets: &[Secret], created_at: Timestamp, attempt: &Attemp
     let ended_at = secrets.iter().filter_map(|secret| secret.expires_at).filter(|ended_at| *ended_at <= at).max();
     let changed_at = rotated_at.max(ended_at).filter(|changed_at| after(*changed_at, SECRET_CHANGE_AGE_MAX) > at)?;
     let before = between(changed_at, at);
-    Some(match rotated_at == Some(changed_at) {
-        true => format!("a secret of this endpoint was rotated {before} before"),
-        false => format!("an old secret of this endpoint stopped signing {before} before"),
+    Some(if rotated_at == Some(changed_at) {
+        format!("a secret of this endpoint was rotated {before} before")
+    } else {
+        format!("an old secret of this endpoint stopped signing {before} before")
     })
 }
 

@@ -125,6 +125,25 @@ fn no_function_is_too_long_to_read() {
     expect_none(&format!("functions longer than {FUNCTION_LINES_MAX} lines"), wrong);
 }
 
+/// Whether a line is the arm of a match on a boolean.
+fn is_boolean_arm(line: &str) -> bool {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("true ").or_else(|| line.strip_prefix("false "));
+    rest.is_some_and(|rest| rest.starts_with("=> ") || rest.starts_with("if "))
+}
+
+#[test]
+fn a_boolean_is_asked_by_if() {
+    let mut wrong = Vec::new();
+    for source in sources(&["src"]) {
+        let lines = source.text.lines().enumerate().filter(|(_, line)| is_boolean_arm(line));
+        wrong.extend(lines.map(|(n, _)| format!("{}:{}", source.path, n + 1)));
+    }
+    expect_none("matches on a boolean; write if and else", wrong);
+    assert!(is_boolean_arm("        false if text.is_empty() => 1,") && is_boolean_arm("true => 1,"));
+    assert!(!is_boolean_arm("(true, _) => 1,"));
+}
+
 /// The modules of a folder: its files and its subfolders.
 fn modules(folder: &str, files: &[Source]) -> BTreeSet<String> {
     let inside = |source: &Source| {

@@ -273,11 +273,13 @@ fn status_rules(text: &str) -> Result<String, String> {
 }
 
 fn named(text: &str, names: &[&str]) -> Result<String, String> {
-    match names.contains(&text) {
-        true => Ok(serde_json::json!({ "preset": text }).to_string()),
-        false if text.trim_start().starts_with('{') => json(text),
-        false => Err(format!("there is none of that name; write one of {}, or JSON in braces", names.join(", "))),
+    if names.contains(&text) {
+        return Ok(serde_json::json!({ "preset": text }).to_string());
     }
+    if text.trim_start().starts_with('{') {
+        return json(text);
+    }
+    Err(format!("there is none of that name; write one of {}, or JSON in braces", names.join(", ")))
 }
 
 #[cfg(test)]
