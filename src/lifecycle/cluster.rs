@@ -64,7 +64,9 @@ pub fn apply_event(gateway: &Gateway, event: ClusterEvent) {
             let reply = match serde_json::from_str(&question) {
                 Ok(question) => answer_to(gateway, question),
                 Err(problem) => {
-                    warn!("a question of another node cannot be read: {problem}");
+                    warn!(
+                        "a question of another node cannot be read, and is answered as unknown; does that node run another version? {problem}"
+                    );
                     NodeAnswer::Unknown
                 }
             };

@@ -75,7 +75,7 @@ impl LiveStatus {
 
     /// Returns whether this is the status that is assumed of an endpoint of
     /// which nothing is published.
-    pub fn is_nothing_to_tell(&self) -> bool {
+    pub fn is_assumed(&self) -> bool {
         let health = self.health.as_ref().is_none_or(|health| *health == EndpointHealth::default());
         health && *self == Self { health: self.health.clone(), ..Self::idle(self.endpoint) }
     }

@@ -116,7 +116,7 @@ pub async fn ask_once(
     }
     let text = serde_json::to_string(question).expect("a question is plain data");
     let answer = gateway.store.ask_owner(tenant, endpoint, text).await?;
-    Ok(answer.and_then(|answer| parse(&answer)))
+    Ok(answer.and_then(|answer| parse(&answer, &format!("the owner of endpoint {endpoint}"))))
 }
 
 /// Returns how far behind every shard is, as its owner says. Shards of a node
@@ -134,7 +134,7 @@ pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
     };
     let mut lags = HashMap::new();
     for answer in answers {
-        if let Some(NodeAnswer::Lag { shards }) = parse(&answer) {
+        if let Some(NodeAnswer::Lag { shards }) = parse(&answer, "a node that was asked for its lag") {
             lags.extend(shards.into_iter().map(|(shard, lag)| (Shard(shard), lag)));
         }
     }
@@ -166,6 +166,7 @@ pub async fn ask_health(gateway: &Gateway, tenant: &TenantId, endpoint: Endpoint
     })
 }
 
-fn parse(text: &str) -> Option<NodeAnswer> {
-    serde_json::from_str(text).inspect_err(|problem| warn!("the answer of another node cannot be read: {problem}")).ok()
+fn parse(text: &str, from: &str) -> Option<NodeAnswer> {
+    let unread = |problem: &serde_json::Error| warn!("the answer of {from} cannot be read: {problem}");
+    serde_json::from_str(text).inspect_err(unread).ok()
 }

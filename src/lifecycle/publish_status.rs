@@ -6,9 +6,9 @@
 //! changes without a touch, such as a count that was corrected, is found by
 //! looking at everything that is not idle now and then.
 //!
-//! Invariant: a shard is told to be complete only once every endpoint of it
-//! was looked at under its present lease. Until then, and after a takeover,
-//! other nodes show what is stored.
+//! Invariant: a shard is published as complete only once each of its endpoints
+//! was checked under the present lease. Until then, and after a takeover, other
+//! nodes show what is stored.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,10 +22,11 @@ use crate::model::id::EndpointId;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::store::{PublishedStatus, Result};
 
-/// How often changes are published.
+/// Interval at which changes are published.
 const EVERY: Duration = Duration::from_secs(1);
-/// After how many times everything that is not idle is looked at.
-const LOOK_EVERY: u32 = 10;
+/// Number of publications after which every endpoint that is not idle is
+/// checked.
+const CHECK_ALL_EVERY: u32 = 10;
 
 /// Publishes for as long as there are other nodes to read it.
 pub async fn run(gateway: Arc<Gateway>) {
@@ -42,11 +43,11 @@ pub async fn run(gateway: Arc<Gateway>) {
     }
 }
 
-/// Knows what other nodes can read of this one's endpoints.
+/// The live status that other nodes can read of this node's endpoints.
 #[derive(Default)]
 pub struct StatusPublisher {
     published: HashMap<EndpointId, LiveStatus>,
-    /// Endpoints to look at: touched, just gained, or not written yet.
+    /// Endpoints to check: touched, just gained, or not written yet.
     unchecked: HashSet<EndpointId>,
     /// The shards that are followed, under which lease, and whether all of
     /// each is published.
@@ -62,7 +63,7 @@ impl StatusPublisher {
         self.follow_leases(gateway);
         self.unchecked.extend(gateway.dispatcher.take_touched());
         self.times += 1;
-        if self.times.is_multiple_of(LOOK_EVERY) {
+        if self.times.is_multiple_of(CHECK_ALL_EVERY) {
             self.unchecked.extend(self.published.values().filter(|status| !status.is_idle()).map(|one| one.endpoint));
         }
         let (changed, uncounted) = self.changed(gateway);
@@ -90,8 +91,8 @@ impl StatusPublisher {
         Ok(())
     }
 
-    /// Forgets what is no longer this node's, and has everything looked at
-    /// that is newly so, or that the store may have lost.
+    /// Forgets endpoints that are no longer this node's, and has those checked
+    /// that it has gained, or that the store may have lost.
     fn follow_leases(&mut self, gateway: &Gateway) {
         let publication = gateway.store.publication();
         if publication != self.publication {
@@ -119,8 +120,8 @@ impl StatusPublisher {
         self.shards.extend(gained.into_iter().map(|shard| (shard, (held[&shard], false))));
     }
 
-    /// The statuses that differ from what is published, and the endpoints of
-    /// which it is not known yet how many deliveries wait.
+    /// Returns the statuses that differ from what is published, and the endpoints
+    /// whose waiting deliveries are not counted yet.
     fn changed(&self, gateway: &Gateway) -> (Vec<(Lease, LiveStatus)>, HashSet<EndpointId>) {
         let (mut changed, mut uncounted) = (Vec::new(), HashSet::new());
         for id in &self.unchecked {
@@ -134,18 +135,18 @@ impl StatusPublisher {
                 uncounted.insert(*id);
                 continue;
             }
-            let is_told = match self.published.get(id) {
+            let is_published = match self.published.get(id) {
                 Some(published) => *published == status,
-                None => status.is_nothing_to_tell(),
+                None => status.is_assumed(),
             };
-            if !is_told {
+            if !is_published {
                 changed.push((lease, status));
             }
         }
         (changed, uncounted)
     }
 
-    /// The shards of which everything is published with this.
+    /// Returns the shards that are completely published with this publication.
     fn newly_complete(&self, gateway: &Gateway, uncounted: &HashSet<EndpointId>) -> Vec<Lease> {
         let shard_of =
             |id: &EndpointId| gateway.store.any_endpoint(*id).map(|endpoint| Shard::of(&endpoint.tenant, endpoint.id));

@@ -1,4 +1,5 @@
-//! Why is it not going? What a waiting delivery waits for, at this moment.
+//! Says what a waiting delivery waits for at this moment, and when its next
+//! attempt can be made.
 //!
 //! Where several things hold a delivery, the first in the order of
 //! `docs/delivery.md` is the answer.
@@ -14,15 +15,17 @@ use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::{Delivery, DeliveryState, Outlook, WaitingFor, after};
 use crate::model::id::EndpointId;
 
-/// For how long after its end a cancelled one may still be on the wire.
+/// Time after its end for which the request of a cancelled delivery may still
+/// be open.
 const ON_THE_WIRE: Duration = Duration::from_secs(120);
 
-/// Tells a delivery's outlook.
+/// Returns the outlook of a delivery.
 pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
     outlooks(gateway, std::slice::from_ref(delivery)).await.remove(0)
 }
 
-/// Tells the outlook of each; what other nodes published is read once for all.
+/// Returns the outlook of each delivery. What other nodes published is read once
+/// for all of them.
 pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook> {
     let now = gateway.clock.now();
     let mut about: HashMap<EndpointId, LiveStatusQuery> = HashMap::new();

@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_lag_is_explained_by_a_breaker_between_probes_by_a_rate_between_starts_and_by_no_full_cap() {
-        let half_open = EndpointHealth { phase: BreakerPhase::Open { until: Some(at(0)) }, ..EndpointHealth::default() };
+        let half_open =
+            EndpointHealth { phase: BreakerPhase::Open { until: Some(at(0)) }, ..EndpointHealth::default() };
         let closed = EndpointHealth::default();
         let endpoint = EndpointConditions {
             state: EndpointState::Active,

@@ -224,7 +224,7 @@ async fn create(
     settings: &EndpointSettingsArgs,
     brought: &KeyArgs,
 ) -> anyhow::Result<()> {
-    let body = settings.of_a_new_one().add_to(JsonBody::default().field("url", Some(url)))?;
+    let body = settings.for_new_endpoint().add_to(JsonBody::default().field("url", Some(url)))?;
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
     let mut shown = vec!["id", "url", "event_types", "state", "secret"];
     shown.extend(Some("public_key").filter(|_| settings.signs_with_ed25519()));

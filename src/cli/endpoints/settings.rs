@@ -161,7 +161,8 @@ fn replaced(json: &str, fields: &[&str]) -> String {
 }
 
 impl EndpointSettingsArgs {
-    /// The same, so that a merge patch replaces what it names as a whole.
+    /// Returns these settings in a form in which a merge patch replaces whole
+    /// objects.
     pub fn replacing(&self) -> Self {
         Self {
             retry: self.retry.as_deref().map(|json| replaced(json, RETRY_FIELDS)),
@@ -175,24 +176,27 @@ impl EndpointSettingsArgs {
         self.status_rules.is_some()
     }
 
-    /// The same, so that the rules for answers replace the known ones as a whole.
+    /// Returns these settings in a form in which the rules for answers replace
+    /// all known ones.
     pub fn replacing_status_rules(&self, known: &Value) -> Self {
         let codes: Vec<&str> = known.as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
         Self { status_rules: self.status_rules.as_deref().map(|json| replaced(json, &codes)), ..self.clone() }
     }
 
-    /// Whether Ed25519 signs, so that there is a public key to show.
+    /// Whether deliveries are signed with Ed25519, so that there is a public key
+    /// to show.
     pub fn signs_with_ed25519(&self) -> bool {
         self.signing == Some(Signing::Ed25519)
     }
 
-    /// What is new has its defaults already, so there is nothing to go back to.
-    pub fn of_a_new_one(&self) -> Self {
+    /// Returns these settings for a new endpoint: it has the defaults already, so
+    /// a setting that would go back to its default is left out.
+    pub fn for_new_endpoint(&self) -> Self {
         Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
     }
 
-    /// The deadlines that were given. The usual one for connecting would be
-    /// past a shorter one for everything.
+    /// Returns the deadlines that were given. If the total is shorter than the
+    /// default for connecting, it limits connecting as well.
     fn deadlines(&self) -> Option<Value> {
         let connect = self.connect_timeout.or(self.timeout.filter(|total| *total < Span::secs(5)));
         let given = [("connect", connect), ("total", self.timeout)];
@@ -209,12 +213,12 @@ impl EndpointSettingsArgs {
             .field("ordering", self.ordering.as_ref())
             .field("on_dead", self.on_dead.as_ref())
             .field("format", self.format.as_ref())
-            .field("thin_above", self.thin_above.as_deref().map(nobody).as_ref())
+            .field("thin_above", self.thin_above.as_deref().map(none_is_null).as_ref())
             .field("signing", self.signing.as_ref())
             .field("signatures", Some(&self.signatures).filter(|profiles| !profiles.is_empty()))
             .field("max_in_flight", self.max_in_flight.as_ref())
             .raw("rate", self.rate.as_deref().map(str::as_bytes))
-            .field("owner_email", self.owner_email.as_deref().map(nobody).as_ref())
+            .field("owner_email", self.owner_email.as_deref().map(none_is_null).as_ref())
             .raw("breaker", self.breaker.as_deref().map(str::as_bytes))
             .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
             .field("metadata", Some(&metadata).filter(|metadata| !metadata.is_empty()))
@@ -227,11 +231,12 @@ impl EndpointSettingsArgs {
     }
 }
 
-fn nobody(address: &str) -> Option<&str> {
-    Some(address).filter(|address| *address != "none")
+/// Turns the word `none` into JSON's null.
+fn none_is_null(text: &str) -> Option<&str> {
+    Some(text).filter(|text| *text != "none")
 }
 
-/// A word for the usual choices; JSON says the rest.
+/// Reads a breaker: `on`, `off`, or JSON.
 fn breaker(text: &str) -> Result<String, String> {
     match text {
         "off" => Ok(r#"{"enabled":false}"#.to_owned()),
@@ -260,13 +265,13 @@ fn object(pairs: &[(String, String)]) -> BTreeMap<&str, &str> {
     pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
-/// The name of a policy stands for itself.
+/// Reads a retry policy: the name of a preset, or JSON.
 fn retry(text: &str) -> Result<String, String> {
     let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.as_str()).collect();
     named(text, &names)
 }
 
-/// The name of a table stands for itself.
+/// Reads rules for answers: the name of a table, or JSON.
 fn status_rules(text: &str) -> Result<String, String> {
     let names: Vec<&str> = StatusTable::ALL.iter().map(|table| table.as_str()).collect();
     named(text, &names)
@@ -323,7 +328,7 @@ mod tests {
         let expected = r#"{"rate":{"burst":20,"per_second":100.0},"owner_email":null,"breaker":{"enabled":false}}"#;
         assert_eq!(sent(&settings), expected);
         let usual = EndpointSettingsArgs { rate: Some(rate("none").unwrap()), ..EndpointSettingsArgs::default() };
-        assert_eq!((sent(&usual), sent(&usual.of_a_new_one())), (r#"{"rate":null}"#.into(), "{}".into()));
+        assert_eq!((sent(&usual), sent(&usual.for_new_endpoint())), (r#"{"rate":null}"#.into(), "{}".into()));
         assert!(breaker("never").unwrap_err().contains("in braces"));
     }
 

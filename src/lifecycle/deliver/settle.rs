@@ -41,12 +41,13 @@ pub async fn settle(context: &DeliveryContext, claim: &Claim, lease: Lease, outc
             Ok(effects) => return settled(context, claim, &settlement, effects),
             Err(Error::Stale(shard)) => {
                 info!(delivery.id = %claim.id, endpoint.id = %claim.endpoint,
-                      "an outcome is not recorded, because shard {} has another owner", shard.0);
+                      "the outcome of an attempt is not recorded, because shard {} has another owner", shard.0);
                 context.notifier.metrics().stale_write();
                 return ClaimEnd::Stale;
             }
             Err(problem) => {
-                warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
+                warn!(delivery.id = %claim.id, endpoint.id = %claim.endpoint,
+                      "the outcome of an attempt could not be recorded yet, and is written again: {problem}");
                 // Never all in step, or the store would be asked by all at once.
                 let pause = roughly(Duration::from_secs(1), context.draw());
                 context.clock.sleep_until(after(context.clock.now(), pause)).await;

@@ -51,10 +51,11 @@ pub mod receiver_speed;
 mod shard_moves;
 pub mod shard_ownership;
 
-/// How long attempts that are cut off have to end.
-const CUT: Duration = Duration::from_secs(1);
-/// The same for a read of a store that many nodes share: it is away now and
-/// then, and what is due should not wait for long once it is back.
+/// Time that aborted attempts have to end.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Seconds after which a failed read of a shared store is repeated. The store
+/// is away now and then, and due deliveries should not wait for long once it is
+/// back.
 const READ_AGAIN_SECONDS: Range<f64> = 0.5..5.0;
 
 /// Starts attempts when they are due. Cheap to clone.
@@ -73,7 +74,7 @@ struct DispatcherState {
     context: DeliveryContext,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     earlier: Notify,
-    /// What tells how much the machine is wanted.
+    /// Measures how much the machine's processors are in demand.
     pressure_gauge: Mutex<CpuPressureGauge>,
     /// A claim was settled.
     fewer: Notify,
@@ -200,46 +201,48 @@ impl Dispatcher {
         self.queues().is_in_flight(endpoint, id)
     }
 
-    /// What of an endpoint is open or being settled: deliveries, and lanes.
+    /// Returns the deliveries and lanes of an endpoint that are open or being
+    /// settled.
     pub fn in_flight_of(&self, endpoint: EndpointId) -> (Vec<DeliveryId>, Vec<String>) {
         self.queues().in_flight_of(endpoint)
     }
 
-    /// Endpoints whose live status may have changed since this was last asked.
+    /// Returns the endpoints whose live status may have changed since the last
+    /// call.
     pub fn take_touched(&self) -> HashSet<EndpointId> {
         self.queues().take_touched()
     }
 
-    /// What this node could start for an endpoint now.
+    /// Returns what this node could start for an endpoint now.
     pub fn capacity(&self, endpoint: EndpointId) -> Capacity {
         self.queues().capacity(endpoint, self.now())
     }
 
-    /// How an endpoint is doing at this moment.
+    /// Returns the health of an endpoint at this moment.
     pub fn health(&self, endpoint: &Endpoint) -> EndpointHealth {
         let live = self.queues().health(endpoint.id).cloned();
-        // What a person just wrote may be newer than what was felt.
+        // What a person just wrote may be newer than what the breaker has observed.
         live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
     }
 
-    /// How long an accept of a tenant is to be held, because its deliveries lag
-    /// for want of this node's own speed.
+    /// Returns for how long an accept of a tenant is to be held, because its
+    /// deliveries lag for want of this node's own speed.
     pub fn accept_delay(&self, tenant: &TenantId) -> Duration {
         self.queues().accept_delay(tenant, self.now())
     }
 
-    /// How far behind this node is.
+    /// Returns how far behind this node is.
     pub fn lag(&self) -> Lag {
         let now = self.now();
         self.queues().oldest(now).lag(now)
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.shared.limits.slots
     }
 
-    /// How many claims are in flight.
+    /// Returns the number of claims in flight.
     pub fn in_flight(&self) -> usize {
         self.queues().in_flight()
     }
@@ -258,7 +261,7 @@ impl Dispatcher {
         if left > 0 && !self.shared.is_alone {
             // Others begin with them as soon as they may, so they end here.
             self.drop_in_flight();
-            let _ = tokio::time::timeout(CUT, self.all_settled()).await;
+            let _ = tokio::time::timeout(ABORT_TIMEOUT, self.all_settled()).await;
         }
         left
     }
@@ -329,7 +332,8 @@ impl Dispatcher {
         }
     }
 
-    /// What the machine felt since it was last told, if a while has passed.
+    /// Returns the processor pressure since the last reading and the seconds
+    /// since then, if a while has passed.
     fn pressure(&self) -> Option<(CpuPressure, f64)> {
         self.shared.pressure_gauge.try_lock()?.read()
     }
@@ -382,12 +386,12 @@ impl Dispatcher {
                 _ if queues.lease(endpoint) != Some(lease) => queues.read_is_void(endpoint, now),
                 Ok(page) => queues.read_done(endpoint, Some(page), now, again_at),
                 Err(Error::Stale(_)) => {
-                    // That it is lost is still to be heard of, and perhaps that it is ours again.
+                    // The shard is lost, and perhaps already ours again; neither was reported here yet.
                     self.is_own_endpoint(endpoint, now);
                     queues.read_done(endpoint, Some(Default::default()), now, again_at);
                 }
                 Err(problem) => {
-                    warn!(endpoint.id = %endpoint, "could not read what is due: {problem}");
+                    warn!(endpoint.id = %endpoint, "due deliveries of the endpoint could not be read, and are read again soon: {problem}");
                     queues.read_done(endpoint, None, now, again_at);
                 }
             }
@@ -479,7 +483,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// The host and port of a URL, by which endpoints that share them are told.
+/// Returns the host and port of a URL; endpoints that share them share a limit.
 fn host_of(url: &str) -> Option<Arc<str>> {
     let url = url::Url::parse(url).ok()?;
     Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?).into())

@@ -54,7 +54,7 @@ pub fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
         let reason = endpoint_event.reason().unwrap_or_else(|| "it delivers again".to_owned());
         match endpoint_event {
             EndpointEvent::Paused(_) | EndpointEvent::Disabled(_) | EndpointEvent::BreakerOpened { .. } => {
-                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
+                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; its deliveries are held");
             }
             EndpointEvent::Resumed { .. }
             | EndpointEvent::ProbeFailed { .. }
@@ -65,6 +65,6 @@ pub fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
         }
     }
     if let Some(at) = update.quiet_until {
-        info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
+        info!(endpoint.id = %endpoint, tenant.id = %tenant, "deliveries to the endpoint wait until {at}, as its receiver asked with Retry-After");
     }
 }

@@ -126,7 +126,7 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
 /// are the operator's, so the reason goes to the log only.
 fn refused(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
     let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
-    tracing::warn!("{reason}");
+    tracing::warn!(address = %to, proxy = %proxy, "{reason}");
     AttemptFailure { refused_target: Some(reason), ..AttemptFailure::new(FailureKind::TargetForbidden, FORBIDDEN) }
 }
 

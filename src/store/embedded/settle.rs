@@ -29,7 +29,8 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
         // Forgotten or never there: nothing is left to write about.
         Ok(None) => return Ok(SettleEffects::default()),
         Err(code) => {
-            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            error!(delivery.id = %settlement.id, endpoint.id = %settlement.endpoint,
+                   "the outcome of an attempt is not recorded, and its delivery stays as it is: {code}");
             return Ok(SettleEffects { is_void: true, ..SettleEffects::default() });
         }
     };

@@ -11,11 +11,11 @@ use crate::model::id::EndpointId;
 use crate::model::shard::Lease;
 use crate::store::{PublishedStatus, Result};
 
-/// How many statuses one statement writes.
+/// Number of statuses that one statement writes.
 const BATCH: usize = 1_000;
 
-/// Publishes these, and then that all of these shards is published. An
-/// endpoint that was deleted meanwhile is left out.
+/// Publishes the statuses, and then that the shards are published completely.
+/// An endpoint that was deleted meanwhile is left out.
 pub async fn publish(shared: &PostgresState, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) -> Result<()> {
     let mut rows: Vec<(Lease, i64, String)> = {
         let index = shared.index();
@@ -39,8 +39,9 @@ pub async fn publish(shared: &PostgresState, statuses: Vec<PublishedStatus>, com
     Ok(())
 }
 
-/// What was published of these by those who own them now; nothing of one that
-/// is idle. Those of which nobody has published anything yet are left out.
+/// Returns what the present owners of these endpoints have published: nothing
+/// for one that is idle. An endpoint whose shard is not published yet is left
+/// out.
 pub async fn published(
     shared: &PostgresState,
     endpoints: &[EndpointId],

@@ -32,7 +32,8 @@ pub async fn settle(work: &mut UnitOfWork<'_>, lease: Lease, settlement: &Settle
     let no = delivery_no(settlement.id);
     let found = match LockedDelivery::find(work.tx, no).await {
         Err(Error::UnknownCode(code)) => {
-            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            error!(delivery.id = %settlement.id, endpoint.id = %settlement.endpoint,
+                   "the outcome of an attempt is not recorded, and its delivery stays as it is: {code}");
             return Ok(Ok(SettleEffects { is_void: true, ..SettleEffects::default() }));
         }
         found => found?,
@@ -211,7 +212,7 @@ async fn advance_lane(
     Ok(freed)
 }
 
-/// What may be dispatched once a lane has this head.
+/// Returns the claims that may be dispatched once a lane has this head.
 pub async fn lane_moved(work: &mut UnitOfWork<'_>, head: LaneHead, now: Timestamp) -> Result<Vec<Claim>> {
     match head {
         LaneHead::Unchanged | LaneHead::Unknown(_) => Ok(Vec::new()),

@@ -1,6 +1,6 @@
--- Accept: the ids that producers chose are remembered, and everything else is
--- written in one statement. An id that is known ends the transaction, and
--- whoever asked looks at each id first; so does a catalogue that has moved on.
+-- Accept: remembers the ids that producers chose, and writes everything else in
+-- one statement. A known id, or a catalogue that has changed, rolls the
+-- transaction back; the caller then resolves each id by itself.
 --
 -- Safe when two nodes run it at once: as remember_ids, then as accept.
 DECLARE
