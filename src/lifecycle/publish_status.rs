@@ -52,7 +52,7 @@ pub struct StatusPublisher {
     /// The shards that are followed, under which lease, and whether all of
     /// each is published.
     shards: HashMap<Shard, (Epoch, bool)>,
-    /// Which of the store's publications this one goes on with.
+    /// Number of the store's publication that this one continues.
     publication: u64,
     times: u32,
 }

@@ -26,7 +26,7 @@ pub enum Capacity {
 pub struct EndpointConditions<'a> {
     /// Whether the endpoint is active, paused or disabled.
     pub state: EndpointState,
-    /// Time until which the receiver asked to be left alone.
+    /// Time until which the receiver asked for no further requests.
     pub quiet_until: Option<Timestamp>,
     /// State of the endpoint's circuit breaker.
     pub health: &'a EndpointHealth,

@@ -56,7 +56,7 @@ pub struct EndpointHealth {
     pub misses: u32,
     /// Start of the first failed request since the last success.
     pub failing_since: Option<Timestamp>,
-    /// Time at which people were told of trouble that still lasts.
+    /// Time at which trouble was reported that still lasts.
     pub trouble_since: Option<Timestamp>,
 }
 

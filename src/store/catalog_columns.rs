@@ -77,7 +77,7 @@ row! {
         settings: Vec<u8> = "p.settings",
         /// Status of the endpoint, as JSON.
         status: String = "p.standing",
-        /// Time until which it is left alone.
+        /// Time until which its receiver asked for no requests.
         quiet_until: Option<i64> = "p.quiet_until",
         /// Time of the last mail about it.
         mailed_at: Option<i64> = "p.mailed_at",

@@ -58,7 +58,8 @@ pub enum Error {
     UnknownEndpoint(EndpointId),
 }
 
-/// Whoever has the other key can open it.
+/// A sealed text that cannot be opened is unavailable: it can be read again
+/// with the key that sealed it.
 impl From<SealError> for Error {
     fn from(problem: SealError) -> Self {
         Self::Unavailable(problem.to_string())

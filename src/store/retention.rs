@@ -15,7 +15,7 @@ pub struct RetentionHorizon {
     pub unmatched_before: Timestamp,
     /// Position at which the last step stopped.
     pub after: u64,
-    /// Number of events to look at in one step.
+    /// Number of events to check in one step.
     pub step: usize,
 }
 

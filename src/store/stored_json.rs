@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 pub struct UnreadableRecord {
     /// Table and column of the value.
     pub column: &'static str,
-    /// Where in the value it is, such as ` at format`. What is there is not told:
+    /// Where in the value it is, such as ` at format`. What is there is not shown:
     /// it may be secret.
     at: String,
 }

@@ -28,7 +28,7 @@ use crate::model::signing::SignatureProfile;
 use crate::model::verdict::judge;
 use crate::store::{Claim, ClaimOutcome, EndpointUpdate};
 
-/// What came of a claim, before anything is written.
+/// The result of a claim, before anything is written.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "the common variant is the large one, and is moved once")]
 pub enum Attempted {
@@ -40,9 +40,9 @@ pub enum Attempted {
     /// written, and the delivery stays as it is.
     Closed,
     /// The lease was too short: no request was made, or none whose answer
-    /// counts. The delivery stays as it is, and may be looked at again then.
+    /// counts. The delivery stays as it is, and may be tried again then.
     Unsent {
-        /// The time to look at it again.
+        /// Time at which it may be tried again.
         due_at: Timestamp,
     },
     /// The endpoint is dispatched by another node.
@@ -56,7 +56,7 @@ pub struct AttemptResult {
     pub breaker_input: BreakerInput,
     /// Whether the receiver answered at all, and did not just hold the line.
     pub is_answer: bool,
-    /// Time until which the receiver asks to be left alone.
+    /// Time until which the receiver asks for no further requests.
     pub quiet_until: Option<Timestamp>,
     /// Why the receiver asks never to be called again, if it does.
     pub disables: Option<DisableCause>,
@@ -76,7 +76,7 @@ impl LeasedEndpoint<'_> {
         self.context.store.lease(&self.endpoint.tenant, self.endpoint.id) == self.lease
     }
 
-    /// What comes of a claim that the lease was too short for.
+    /// Returns the result of a claim that the lease was too short for.
     fn too_short(&self) -> Attempted {
         if self.is_current() {
             Attempted::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) }
@@ -162,8 +162,8 @@ struct SentRequest<'a> {
     body_sha256: String,
 }
 
-/// What the answer means for the delivery, by the endpoint's rules and its
-/// policy of now, and what it says about the endpoint.
+/// Decides what the answer means for the delivery, by the endpoint's present
+/// rules and policy, and what it says about the endpoint.
 fn decide(
     context: &DeliveryContext,
     claim: &Claim,

@@ -47,7 +47,7 @@ pub const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
 /// How long a delivery waits that the lease was too short for.
 const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 
-/// What deliveries are made with.
+/// The parts of the gateway that deliveries are made with.
 pub struct DeliveryContext {
     /// The store of events and deliveries.
     pub store: Arc<dyn Store>,

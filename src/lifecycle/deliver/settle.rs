@@ -21,9 +21,9 @@ pub enum ClaimEnd {
     /// Its outcome was written before, by a call whose answer got lost.
     Repeated(SettleEffects),
     /// No request was made, or none whose answer counts. The delivery stays as
-    /// it is, and may be looked at again then.
+    /// it is, and may be tried again then.
     Unsent {
-        /// The time to look at it again.
+        /// Time at which it may be tried again.
         due_at: Timestamp,
     },
     /// Its endpoint is dispatched by another node.

@@ -62,7 +62,7 @@ pub struct BlockedMs {
     pub pause: u64,
     /// Held because the endpoint is disabled.
     pub disabled: u64,
-    /// Held because the receiver asked to be left alone.
+    /// Held because the receiver asked for no requests for a while.
     pub backpressure: u64,
     /// Held by the rate of the endpoint or its tenant.
     pub rate: u64,

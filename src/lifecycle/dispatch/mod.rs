@@ -66,7 +66,7 @@ pub struct Dispatcher {
 
 struct DispatcherState {
     queues: Mutex<EndpointQueues>,
-    /// Which shards are this node's. Locked after the queues, never before.
+    /// Shards of this node. Locked after the queues, never before.
     ownership: Mutex<ShardOwnership>,
     /// Whether there are no other nodes, and never will be.
     is_alone: bool,
@@ -284,7 +284,7 @@ impl Dispatcher {
         self.shared.context.clock.now()
     }
 
-    /// What an endpoint allows. Asked with the queues locked: a change that
+    /// Returns what an endpoint allows. Called with the queues locked: a change that
     /// comes in between would otherwise be overwritten by what was before it,
     /// and a resumed endpoint could be left with a closed queue.
     fn gate(&self, endpoint: EndpointId) -> Option<EndpointGate> {

@@ -10,7 +10,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// A receiver that could take this many times what it gets is not the limit.
 const SPARE: f64 = 1.5;
 
-/// What a receiver showed of its speed lately.
+/// The recent speed of a receiver.
 #[derive(Debug, Clone, Copy)]
 pub struct ReceiverSpeed {
     window_began_at: Timestamp,

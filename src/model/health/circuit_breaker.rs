@@ -138,7 +138,7 @@ impl CircuitBreaker {
         self.window.count(now).0 == 0
     }
 
-    /// Records that people are told of trouble, if they were not told before.
+    /// Records that trouble is reported to people, unless it was before.
     pub fn note_trouble(&mut self, now: Timestamp) {
         if self.health.trouble_since.is_none() {
             self.health.trouble_since = Some(now);

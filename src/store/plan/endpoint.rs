@@ -13,10 +13,10 @@ use crate::model::policy::RetryPolicy;
 use crate::store::codes::{at, millis};
 use crate::store::{EndpointChange, EndpointUpdate, Error, Result};
 
-/// What else a change of an endpoint asks for.
+/// The further effects of a change of an endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointChangeEffects {
-    /// What it means in the endpoint's life.
+    /// Endpoint events that the change causes.
     pub endpoint_events: Vec<EndpointEvent>,
     /// Its lanes move on past their dead from now on.
     pub unblocks: bool,

@@ -46,7 +46,7 @@ pub struct DeliveryRow {
 }
 
 impl DeliveryRow {
-    /// What an attempt may still do to the delivery. A person may have ended
+    /// Returns what an attempt may still do to the delivery. A person may have ended
     /// it meanwhile, or replayed it after that: then only a success counts.
     pub fn allowed_transition(&self, next: NextState, begun_at: Option<Timestamp>) -> Option<NextState> {
         match (self.state, next) {

@@ -50,7 +50,7 @@ struct ChangedTenant {
     unreadable: Option<UnreadableRecord>,
 }
 
-/// What became of an endpoint.
+/// The present form of an endpoint that has changed.
 enum ChangedEndpoint {
     Deleted,
     Read(Box<Endpoint>),

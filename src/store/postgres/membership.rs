@@ -68,7 +68,7 @@ struct MembershipTask {
     shared: Arc<PostgresState>,
     /// The last snapshot: its end, and the transactions that were open in it.
     seen: (String, Vec<String>),
-    /// Arrivals that were read and not yet told to the lifecycle.
+    /// Arrivals that were read and not yet reported to the lifecycle.
     arrived: Vec<Arrival>,
     /// Start time of the server that answered last.
     server: Option<String>,

@@ -1,5 +1,5 @@
-//! What the queues tell of an endpoint: its health, what is in flight, and
-//! what keeps the rest.
+//! Reports of an endpoint what its queue knows: its health, what is in flight,
+//! and the room for one more request.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,8 @@ impl EndpointQueues {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
     }
 
-    /// What of an endpoint is open or being settled: deliveries, and lanes.
+    /// Returns the deliveries and lanes of an endpoint that are open or being
+    /// settled.
     pub fn in_flight_of(&self, endpoint: EndpointId) -> (Vec<DeliveryId>, Vec<String>) {
         let Some(queue) = self.endpoints.get(&endpoint) else { return Default::default() };
         let mut deliveries: Vec<DeliveryId> = queue.in_flight.iter().copied().collect();
@@ -28,7 +29,8 @@ impl EndpointQueues {
         (deliveries, lanes)
     }
 
-    /// Endpoints whose live status may have changed since this was last asked.
+    /// Returns the endpoints whose live status may have changed since the last
+    /// call.
     pub fn take_touched(&mut self) -> HashSet<EndpointId> {
         self.touched.replace(HashSet::new()).unwrap_or_default()
     }
