@@ -7,10 +7,11 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::history::stored_event;
 use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis, state_code};
 use super::writer::WriteTransaction;
-use crate::model::delivery::{DeliveryState, Progress};
+use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::Endpoint;
 use crate::model::limits::stored_bytes;
 use crate::store::event_row::EventRow;
+use crate::store::plan::accept::{DeliveryPlan, first_expiry_check};
 use crate::store::row::insert;
 use crate::store::stored_value::StoredText;
 use crate::store::{AcceptResult, BatchMode, Claim, ContentComparison, Error, Result, RoutedEvent};
@@ -86,7 +87,7 @@ pub fn accept_one(
         let no = *transaction.next_delivery;
         *transaction.next_delivery += 1;
         transaction.count_waiting(*endpoint_no, 1);
-        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, new, checksum };
+        let row = DeliveryToInsert { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, new, checksum };
         claims.extend(row.insert(transaction.db)?);
     }
     let bytes = stored_bytes(new.event.data.len(), targets.len());
@@ -141,7 +142,7 @@ insert! {
     }
 }
 
-struct NewDelivery<'a> {
+struct DeliveryToInsert<'a> {
     no: i64,
     tenant: i64,
     endpoint_no: i64,
@@ -152,23 +153,20 @@ struct NewDelivery<'a> {
     checksum: i64,
 }
 
-impl NewDelivery<'_> {
+impl DeliveryToInsert<'_> {
     /// Inserts the row. Returns a claim unless the delivery waits behind
     /// another one of its lane.
     fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
-        let RoutedEvent { event, due_at, expires_at, .. } = self.new;
-        let now = millis(event.accepted_at);
-        let lane = self.endpoint.lane(event.key.as_ref());
-        let position = match &lane {
+        let now = millis(self.new.event.accepted_at);
+        let plan = DeliveryPlan::of(self.new, self.endpoint);
+        let position = match &plan.lane {
             Some(lane) => Some(self.join_lane(db, lane, now)?),
             None => None,
         };
         let is_behind = position.is_some_and(|(_, is_behind)| is_behind);
         let seq = position.map(|(seq, _)| seq);
-        let format = self.endpoint.settings.format_for(&event.data);
-        let due_at = due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let (no, expires_at_ms) = (self.no, expires_at.map(millis));
-        let sent = RequestColumns { no, created_at: now, format: format_code(format), seq };
+        let (no, expires_at) = (self.no, plan.expires_at.map(millis));
+        let sent = RequestColumns { no, created_at: now, format: format_code(plan.format), seq };
         let row = NewDeliveryRow {
             no,
             tenant: self.tenant,
@@ -178,27 +176,16 @@ impl NewDelivery<'_> {
             format: sent.format,
             state: state_code(DeliveryState::Waiting),
             is_behind,
-            due_at: millis(due_at),
-            lane: lane.clone().map(StoredText),
+            due_at: millis(plan.due_at),
+            lane: plan.lane.clone().map(StoredText),
             seq,
-            expires_at: expires_at_ms,
-            expiry_check_at: expires_at_ms.map(|at| at + 1),
+            expires_at,
+            expiry_check_at: first_expiry_check(expires_at),
             checksum: sent.checksum(self.checksum),
         };
         row.insert(db)?;
-        Ok((!is_behind).then(|| Claim {
-            id: delivery_id(self.no, now),
-            endpoint: self.endpoint.id,
-            event: event.clone(),
-            format,
-            lane,
-            seq: seq.map(|seq| seq as u64),
-            due_at,
-            is_urgent: false,
-            expires_at: *expires_at,
-            progress: Progress { begun_at: Some(at(now)), ..Progress::default() },
-            is_damaged: false,
-        }))
+        let seq = seq.map(|seq| seq as u64);
+        Ok((!is_behind).then(|| plan.claim(delivery_id(no, now), self.new, self.endpoint, seq)))
     }
 
     /// Takes the next position in the lane. Returns its sequence number, and

@@ -6,8 +6,8 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::lane::{is_head, pass};
-use super::operational_events::lane_event;
+use super::lane::{plan_step, take_step};
+use super::operational_events::report_lane;
 use super::rows::{at, cause_code, delivery_no, format_of, known, millis, state_code};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditedAction, Initiator};
@@ -15,7 +15,7 @@ use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
-use crate::store::plan::lane::{LaneHead, LaneMember, LaneStep};
+use crate::store::plan::lane::{LaneEffects, LaneMember};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
@@ -39,20 +39,14 @@ pub fn change(
     };
     write(transaction.db, found.no, &plan.row, now)?;
     transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
-    let head = match (plan.lane, found.member()) {
-        (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,
-        (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
+    let lane = match found.member() {
+        Some(member) => take_step(transaction.db, &member, plan_step(transaction.db, &member, plan.lane)?, now)?,
+        None => LaneEffects::default(),
     };
-    let mut freed = Vec::new();
-    if plan.unblocks {
-        freed.extend(lane_event(transaction, found.no, false, now)?);
-    }
-    if let LaneHead::Dead(next) = head {
-        freed.extend(lane_event(transaction, next, true, now)?);
-    }
+    let freed = report_lane(transaction, lane, now)?;
     let due_at = match &plan.row {
         RowChange::RetryNow { .. } | RowChange::Replay { .. } => Some(now),
-        RowChange::Cancel { .. } => head.free().map(|no| due_at(transaction.db, no)).transpose()?,
+        RowChange::Cancel { .. } => lane.free.map(|no| due_at(transaction.db, no)).transpose()?,
     };
     let action = AuditedAction::new(change.action(), tenant, id);
     transaction.record_of_endpoint(by, found.stored.plan.endpoint, &action)?;
@@ -102,16 +96,8 @@ fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<
         expires_at: stored.expires_at,
         is_endpoint_deleted: stored.is_endpoint_deleted,
         expunged: stored.expunged.clone(),
-        is_head: false,
     };
-    let mut found = DeliveryToChange { no, stored, row };
-    if delivery.is_in_lane
-        && delivery.state == DeliveryState::Dead
-        && let Some(member) = found.member()
-    {
-        found.row.is_head = is_head(db, &member)?;
-    }
-    Ok(Some(found))
+    Ok(Some(DeliveryToChange { no, stored, row }))
 }
 
 fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqlite::Result<()> {
@@ -120,16 +106,16 @@ fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqli
             let sql = "UPDATE deliveries SET due_at = ?, urgent = 1 WHERE no = ?";
             db.execute(sql, params![millis(*due_at), no])?;
         }
-        RowChange::Replay { due_at, expires_at } => {
-            let expires_at = expires_at.map(millis);
+        RowChange::Replay { due_at, expires_at, expiry_check_at } => {
+            let (expires_at, expiry_check_at) = (expires_at.map(millis), expiry_check_at.map(millis));
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
                      attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
                      stumbles = 0, stumble = NULL,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
-                     expires_at = ?2, look_at = ?2 + 1
-                 WHERE no = ?3",
-                params![millis(*due_at), expires_at, no],
+                     expires_at = ?2, look_at = ?3
+                 WHERE no = ?4",
+                params![millis(*due_at), expires_at, expiry_check_at, no],
             )?;
         }
         RowChange::Cancel { cause } => {

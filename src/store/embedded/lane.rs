@@ -8,11 +8,31 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::{millis, state_of};
 use crate::model::delivery::DeliveryState;
-use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
+use crate::store::plan::lane::{
+    HeadSearch, LaneEffects, LaneHead, LaneMember, LanePlan, LaneStep, is_dead, search_head,
+};
+
+/// Reads what a step of a member's lane depends on, and plans it.
+pub fn plan_step(db: &Connection, member: &LaneMember<'_>, step: LaneStep) -> rusqlite::Result<LanePlan> {
+    let skips_dead = step.asks_skips_dead() && skips_dead(db, member.endpoint)?;
+    let is_head = step.asks_head() && is_head(db, member)?;
+    Ok(step.plan(is_head, skips_dead))
+}
+
+/// Lets a lane take the step that was planned for this member.
+pub fn take_step(
+    db: &Connection,
+    member: &LaneMember<'_>,
+    plan: LanePlan,
+    now: Timestamp,
+) -> rusqlite::Result<LaneEffects> {
+    let head = if plan.passes { pass(db, member, now)? } else { LaneHead::Unchanged };
+    Ok(plan.effects(member.no, head))
+}
 
 /// Whether this member is the one that its lane waits for. Nobody waits in the
 /// lanes of a deleted endpoint, whose rows go later.
-pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
+fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
     let head: Option<Option<i64>> = db
         .prepare_cached(
             "SELECT head FROM lanes WHERE endpoint = ?1 AND lane = ?2
@@ -26,7 +46,7 @@ pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<boo
 /// Lets a lane move on past a member. Dead members on the way are passed too,
 /// where the endpoint skips its dead; otherwise the first of them is the
 /// head, and the lane waits behind it.
-pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
+fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
     mark_passed(db, member.no)?;
     if !is_head(db, member)? {
         return Ok(LaneHead::Unchanged);
@@ -66,7 +86,7 @@ fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<
 
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
 /// a change of this very commit counts.
-pub fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
+fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
     let sql = "SELECT skips FROM endpoints WHERE no = ?";
     let skips: Option<Option<bool>> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
     Ok(skips.flatten().unwrap_or(false))

@@ -13,6 +13,7 @@ use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
 use crate::model::operational_event::OperationalEvent;
 use crate::store::delivery_columns::SubjectColumns;
+use crate::store::plan::lane::LaneEffects;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{AcceptResult, Claim, RoutedEvent};
@@ -93,4 +94,18 @@ pub fn lane_event(
         Some(subject) => accept_operational_event(transaction, subject.lane_event(is_blocked, now), now),
         None => Ok(Vec::new()),
     }
+}
+
+/// Accepts the events that tell behind which dead letters a lane waits after a
+/// step, and behind which it no longer does.
+pub fn report_lane(
+    transaction: &mut WriteTransaction<'_>,
+    effects: LaneEffects,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<Claim>> {
+    let mut freed = Vec::new();
+    for (no, is_blocked) in effects.reports() {
+        freed.extend(lane_event(transaction, no, is_blocked, now)?);
+    }
+    Ok(freed)
 }

@@ -8,14 +8,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tracing::error;
 
 use super::claim::claim;
-use super::lane::{is_head, pass, skips_dead};
-use super::operational_events::{accept_operational_event, find_subject, lane_event};
+use super::lane::{plan_step, take_step};
+use super::operational_events::{accept_operational_event, find_subject, report_lane};
 use super::rows::{attempt_no, cause_code, delivery_no, known, millis, state_code};
 use super::writer::WriteTransaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::store::delivery_columns::PlanColumns;
-use crate::store::plan::lane::{AfterDeath, LaneHead, LaneMember, LaneStep, after_death};
+use crate::store::plan::lane::{LaneMember, LaneStep};
 use crate::store::plan::settle::{BudgetChange, SettlePlan, plan};
 use crate::store::plan::{DeliveryRow, Transition};
 use crate::store::progress_columns::ProgressColumns;
@@ -227,28 +227,12 @@ fn advance_lane(
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
     let Some(lane) = found.stored.plan.lane.as_deref() else { return Ok(Vec::new()) };
-    let (db, no) = (transaction.db, found.no);
-    let member = LaneMember { endpoint: found.stored.plan.endpoint, lane, no };
-    let mut freed = Vec::new();
-    let after = match step {
-        LaneStep::Stay => return Ok(Vec::new()),
-        LaneStep::Pass => AfterDeath::Pass,
-        LaneStep::PassDead => {
-            if is_head(db, &member)? {
-                freed = lane_event(transaction, no, false, now)?;
-            }
-            AfterDeath::Pass
-        }
-        LaneStep::Dead => after_death(no, is_head(db, &member)?, skips_dead(db, member.endpoint)?),
-    };
-    let head = match after {
-        AfterDeath::Pass => pass(db, &member, now)?,
-        AfterDeath::Keep(head) => head,
-    };
-    match head {
-        LaneHead::Unchanged | LaneHead::Unknown(_) => {}
-        LaneHead::Free(no) => freed.extend(known(claim(db, no))?),
-        LaneHead::Dead(no) => freed.extend(lane_event(transaction, no, true, now)?),
+    let db = transaction.db;
+    let member = LaneMember { endpoint: found.stored.plan.endpoint, lane, no: found.no };
+    let effects = take_step(db, &member, plan_step(db, &member, step)?, now)?;
+    let mut freed = report_lane(transaction, effects, now)?;
+    if let Some(no) = effects.free {
+        freed.extend(known(claim(db, no))?);
     }
     Ok(freed)
 }

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 
 use super::DeliveryRow;
+use super::accept::first_expiry_check;
 use super::lane::LaneStep;
 use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::id::{DeliveryId, EventId};
@@ -21,8 +22,6 @@ pub struct ChangedRow {
     pub is_endpoint_deleted: bool,
     /// Its event, if the data of that was removed. Only a replay depends on it.
     pub expunged: Option<EventId>,
-    /// Whether it is the head of its lane. Only for a dead letter it matters.
-    pub is_head: bool,
 }
 
 impl ChangedRow {
@@ -45,8 +44,6 @@ pub struct ChangePlan {
     pub waiting: i64,
     /// What the lane does.
     pub lane: LaneStep,
-    /// Whether a lane waited behind this dead letter, and no longer does.
-    pub unblocks: bool,
 }
 
 /// How a person changes a delivery's row.
@@ -65,6 +62,8 @@ pub enum RowChange {
         /// Time at which its event expires. A person's word goes beyond an
         /// expiry that has passed.
         expires_at: Option<Timestamp>,
+        /// Time at which it is checked for that expiry.
+        expiry_check_at: Option<Timestamp>,
     },
     /// A delivery is cancelled. A dead letter keeps its cause: it is why it
     /// ended here.
@@ -84,20 +83,29 @@ pub fn plan(id: DeliveryId, row: &ChangedRow, change: DeliveryChange, now: Times
     if change == DeliveryChange::Replay {
         check_replay(id, row)?;
     }
-    let unblocks = state == DeliveryState::Dead && row.is_head;
-    let plan = |row, waiting, lane| ChangePlan { row, waiting, lane, unblocks };
-    let passed = if row.delivery.is_in_lane { LaneStep::Pass } else { LaneStep::Stay };
+    let plan = |row, waiting, lane| ChangePlan { row, waiting, lane };
+    let lane = match (change, state) {
+        _ if !row.delivery.is_in_lane => LaneStep::Stay,
+        (DeliveryChange::RetryNow, _) => LaneStep::Stay,
+        (DeliveryChange::Replay, DeliveryState::Dead) => LaneStep::Revive,
+        // The lane has moved past it already.
+        (DeliveryChange::Replay, _) => LaneStep::Stay,
+        (DeliveryChange::Cancel, _) => LaneStep::Pass,
+        (DeliveryChange::Discard, _) => LaneStep::PassDead,
+    };
     Ok(match change {
         DeliveryChange::RetryNow => {
             let due_at = now.min(at(row.delivery.due_at));
-            plan(RowChange::RetryNow { due_at }, 0, LaneStep::Stay)
+            plan(RowChange::RetryNow { due_at }, 0, lane)
         }
         DeliveryChange::Replay => {
-            let expires_at = row.expires_at.filter(|expires_at| *expires_at > millis(now)).map(at);
-            plan(RowChange::Replay { due_at: now, expires_at }, 1, LaneStep::Stay)
+            let expires_at = row.expires_at.filter(|expires_at| *expires_at > millis(now));
+            let expiry_check_at = first_expiry_check(expires_at).map(at);
+            let expires_at = expires_at.map(at);
+            plan(RowChange::Replay { due_at: now, expires_at, expiry_check_at }, 1, lane)
         }
-        DeliveryChange::Cancel => plan(RowChange::Cancel { cause: row.delivery.cause }, -1, passed),
-        DeliveryChange::Discard => plan(RowChange::Cancel { cause: row.delivery.cause }, 0, passed),
+        DeliveryChange::Cancel => plan(RowChange::Cancel { cause: row.delivery.cause }, -1, lane),
+        DeliveryChange::Discard => plan(RowChange::Cancel { cause: row.delivery.cause }, 0, lane),
     })
 }
 
@@ -133,7 +141,7 @@ mod tests {
             is_in_lane: true,
             is_data_removed: false,
         };
-        ChangedRow { delivery, expires_at: Some(8_000), is_endpoint_deleted: false, expunged: None, is_head: true }
+        ChangedRow { delivery, expires_at: Some(8_000), is_endpoint_deleted: false, expunged: None }
     }
 
     fn planned(row: &ChangedRow, change: DeliveryChange) -> Result<ChangePlan> {
@@ -141,21 +149,22 @@ mod tests {
     }
 
     #[test]
-    fn a_discarded_head_keeps_its_cause_and_unblocks_its_lane() {
+    fn a_discarded_dead_letter_keeps_its_cause_and_its_lane_moves_past_it() {
         let plan = planned(&row(DeliveryState::Dead), DeliveryChange::Discard).unwrap();
         assert_eq!(plan.row, RowChange::Cancel { cause: Some(DeadCause::Exhausted) });
-        assert_eq!((plan.waiting, plan.lane, plan.unblocks), (0, LaneStep::Pass, true));
+        assert_eq!((plan.waiting, plan.lane), (0, LaneStep::PassDead));
     }
 
     #[test]
     fn a_replay_leaves_an_expiry_that_has_passed_behind() {
         let dead = row(DeliveryState::Dead);
         let plan = planned(&dead, DeliveryChange::Replay).unwrap();
-        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at: None });
-        assert_eq!((plan.waiting, plan.lane, plan.unblocks), (1, LaneStep::Stay, true));
+        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at: None, expiry_check_at: None });
+        assert_eq!((plan.waiting, plan.lane), (1, LaneStep::Revive));
         let later = ChangedRow { expires_at: Some(9_001), ..dead };
         let plan = planned(&later, DeliveryChange::Replay).unwrap();
-        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at: Some(at(9_001)) });
+        let (expires_at, expiry_check_at) = (Some(at(9_001)), Some(at(9_002)));
+        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at, expiry_check_at });
     }
 
     #[test]
@@ -176,6 +185,6 @@ mod tests {
         };
         let plan = planned(&due, DeliveryChange::RetryNow).unwrap();
         assert_eq!((plan.row, plan.waiting), (RowChange::RetryNow { due_at: at(3_000) }, 0));
-        assert!(!plan.unblocks, "a waiting head blocks nobody");
+        assert_eq!(plan.lane, LaneStep::Stay);
     }
 }

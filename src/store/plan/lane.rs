@@ -23,11 +23,99 @@ pub enum LaneStep {
     Stay,
     /// The lane moves past the member.
     Pass,
-    /// The member was dead, and arrived after all: the lane moves past it. If
-    /// the lane waited behind it, that is told.
+    /// The member was dead, and is so no longer: it arrived after all, or was
+    /// discarded. The lane moves past it.
     PassDead,
-    /// The member is dead: see [`after_death`].
+    /// The member was dead, and waits again in its place.
+    Revive,
+    /// The member is dead: the lane moves past it where the endpoint skips its
+    /// dead letters, and otherwise waits behind it once it is the head.
     Dead,
+}
+
+impl LaneStep {
+    /// Whether the step depends on the member being the head of its lane, as it
+    /// was before the step.
+    pub fn asks_head(self) -> bool {
+        match self {
+            Self::PassDead | Self::Revive | Self::Dead => true,
+            Self::Stay | Self::Pass => false,
+        }
+    }
+
+    /// Whether the step depends on the endpoint skipping its dead letters.
+    pub fn asks_skips_dead(self) -> bool {
+        match self {
+            Self::Dead => true,
+            Self::Stay | Self::Pass | Self::PassDead | Self::Revive => false,
+        }
+    }
+
+    /// Decides how the lane takes the step.
+    pub fn plan(self, is_head: bool, skips_dead: bool) -> LanePlan {
+        let nothing = LanePlan::default();
+        match self {
+            Self::Stay => nothing,
+            Self::Pass => LanePlan { passes: true, ..nothing },
+            Self::PassDead => LanePlan { passes: true, unblocks: is_head, ..nothing },
+            Self::Revive => LanePlan { unblocks: is_head, ..nothing },
+            Self::Dead if skips_dead => LanePlan { passes: true, ..nothing },
+            Self::Dead => LanePlan { blocks: is_head, ..nothing },
+        }
+    }
+}
+
+/// How a lane takes a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LanePlan {
+    /// Whether the lane moves past the member.
+    pub passes: bool,
+    /// Whether the lane waited behind the member, and no longer does.
+    unblocks: bool,
+    /// Whether the lane waits behind the member from now on.
+    blocks: bool,
+}
+
+impl LanePlan {
+    /// Returns the effects of the step of this member: with this head if the
+    /// lane moved past it.
+    pub fn effects(self, no: i64, head: LaneHead) -> LaneEffects {
+        let effects = LaneEffects::of_head(head);
+        LaneEffects {
+            unblocked: self.unblocks.then_some(no),
+            blocked: if self.blocks { Some(no) } else { effects.blocked },
+            ..effects
+        }
+    }
+}
+
+/// The effects of a step of a lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LaneEffects {
+    /// The dead letter behind which the lane no longer waits.
+    pub unblocked: Option<i64>,
+    /// The dead letter behind which the lane waits from now on.
+    pub blocked: Option<i64>,
+    /// The delivery that may be attempted now.
+    pub free: Option<i64>,
+}
+
+impl LaneEffects {
+    /// Returns the effects of a lane's move to this head.
+    pub fn of_head(head: LaneHead) -> Self {
+        match head {
+            LaneHead::Unchanged | LaneHead::Unknown(_) => Self::default(),
+            LaneHead::Free(no) => Self { free: Some(no), ..Self::default() },
+            LaneHead::Dead(no) => Self { blocked: Some(no), ..Self::default() },
+        }
+    }
+
+    /// Returns the dead letters to report, and whether a lane waits behind each
+    /// of them now.
+    pub fn reports(self) -> impl Iterator<Item = (i64, bool)> {
+        let unblocked = self.unblocked.map(|no| (no, false));
+        unblocked.into_iter().chain(self.blocked.map(|no| (no, true)))
+    }
 }
 
 /// The head of a lane after a step.
@@ -59,28 +147,6 @@ impl LaneHead {
             Self::Free(no) => Some(no),
             Self::Unchanged | Self::Dead(_) | Self::Unknown(_) => None,
         }
-    }
-}
-
-/// What the death of a member does to its lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterDeath {
-    /// The lane moves past the dead letter.
-    Pass,
-    /// The lane does not move; this is its head.
-    Keep(LaneHead),
-}
-
-/// Decides what the death of this member does to its lane: the lane moves past
-/// it where the endpoint skips its dead letters, and otherwise waits behind it
-/// once it is the head.
-pub fn after_death(no: i64, is_head: bool, skips_dead: bool) -> AfterDeath {
-    if skips_dead {
-        AfterDeath::Pass
-    } else if is_head {
-        AfterDeath::Keep(LaneHead::Dead(no))
-    } else {
-        AfterDeath::Keep(LaneHead::Unchanged)
     }
 }
 
@@ -132,10 +198,25 @@ mod tests {
 
     #[test]
     fn a_lane_waits_behind_its_dead_head_unless_its_endpoint_skips_the_dead() {
-        assert_eq!(after_death(7, true, false), AfterDeath::Keep(LaneHead::Dead(7)));
-        assert_eq!(after_death(7, false, false), AfterDeath::Keep(LaneHead::Unchanged));
+        let dead = |is_head, skips_dead| LaneStep::Dead.plan(is_head, skips_dead);
+        let effects = dead(true, false).effects(7, LaneHead::Unchanged);
+        assert_eq!((effects.blocked, effects.unblocked, effects.free), (Some(7), None, None));
+        assert_eq!(dead(false, false), LanePlan::default(), "the lane waits for another member");
         for is_head in [false, true] {
-            assert_eq!(after_death(7, is_head, true), AfterDeath::Pass);
+            assert_eq!(dead(is_head, true), LaneStep::Pass.plan(is_head, true));
         }
+    }
+
+    #[test]
+    fn a_lane_that_waited_behind_a_dead_letter_is_reported_free_once_and_blocked_by_the_next() {
+        for (step, passes) in [(LaneStep::PassDead, true), (LaneStep::Revive, false)] {
+            assert_eq!(step.plan(true, false).passes, passes);
+            assert_eq!(step.plan(false, false), LanePlan { passes, ..LanePlan::default() }, "nobody waited behind it");
+        }
+        let plan = LaneStep::PassDead.plan(true, false);
+        let reports = |head| plan.effects(7, head).reports().collect::<Vec<_>>();
+        assert_eq!(reports(LaneHead::Dead(9)), [(7, false), (9, true)]);
+        assert_eq!(reports(LaneHead::Free(9)), [(7, false)]);
+        assert_eq!(plan.effects(7, LaneHead::Free(9)).free, Some(9));
     }
 }

@@ -15,6 +15,7 @@ use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::next_state::NextState;
 use crate::model::operational_event::{DeliverySubject, OperationalEvent};
 
+pub mod accept;
 pub mod change;
 pub mod endpoint;
 pub mod lane;

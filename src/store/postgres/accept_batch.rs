@@ -5,18 +5,18 @@ use std::sync::{Arc, LazyLock};
 
 use tokio_postgres::types::Type;
 
-use super::rows::{at, delivery_id, delivery_no, format_code, millis};
+use super::rows::{delivery_id, delivery_no, format_code, millis};
 use super::snowflake::Snowflake;
 use super::stored_bytes::{BytesByDay, day_of};
 use super::stored_function::{BULK, NamedSql, StoredFunction};
 use super::transaction::{PgTransaction, bound};
-use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
 use crate::model::id::EventId;
 use crate::model::limits::stored_bytes;
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::event_row::{EventBatch, EventRow};
+use crate::store::plan::accept::{DeliveryPlan, EXPIRY_CHECK_DELAY_MS};
 use crate::store::row::{Batch, PostgresColumns, batch, row};
 use crate::store::stored_value::{StoredBytes, StoredText};
 use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
@@ -56,6 +56,7 @@ struct DeliveryNumbers {
 /// Accepts events and the ids that producers chose: `sql/accept_all.sql`.
 pub static ACCEPT: LazyLock<StoredFunction> = LazyLock::new(|| {
     let sql = NamedSql::new(include_str!("sql/accept_all.sql")).replace("accept", include_str!("sql/accept.sql"));
+    let sql = sql.replace("expiry_check_delay", &EXPIRY_CHECK_DELAY_MS.to_string());
     // In the order of the parameters of `AcceptBatch::write`.
     let sql = sql
         .parameter("version", Type::INT8)
@@ -225,11 +226,9 @@ impl AcceptBatch {
 
     /// Adds the delivery of an event to one endpoint, and returns its claim.
     fn add_delivery(&mut self, numbers: DeliveryNumbers, endpoint: &Endpoint, new: &RoutedEvent) -> Claim {
-        let event = &new.event;
-        let now = millis(event.accepted_at);
-        let lane = endpoint.lane(event.key.as_ref());
-        let due_at = new.due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let position = match &lane {
+        let now = millis(new.event.accepted_at);
+        let plan = DeliveryPlan::of(new, endpoint);
+        let position = match &plan.lane {
             None => 0,
             Some(lane) => {
                 let growth = self.lanes.entry((numbers.endpoint, lane.clone()));
@@ -238,7 +237,6 @@ impl AcceptBatch {
                 growth.members
             }
         };
-        let format = endpoint.settings.format_for(&event.data);
         self.deliveries.push(NewDelivery {
             no: numbers.no,
             tenant: numbers.tenant,
@@ -246,26 +244,14 @@ impl AcceptBatch {
             shard: i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
             event: numbers.event,
             created_at: now,
-            format: format_code(format) as i16,
-            lane: lane.clone().map(StoredText),
+            format: format_code(plan.format) as i16,
+            lane: plan.lane.clone().map(StoredText),
             back: 0,
-            expires_at: new.expires_at.map(millis),
-            due_at: millis(due_at),
+            expires_at: plan.expires_at.map(millis),
+            due_at: millis(plan.due_at),
         });
         self.positions.push(position);
-        Claim {
-            id: delivery_id(numbers.no, now),
-            endpoint: endpoint.id,
-            event: event.clone(),
-            format,
-            lane,
-            seq: None,
-            due_at,
-            is_urgent: false,
-            expires_at: new.expires_at,
-            progress: Progress { begun_at: Some(at(now)), ..Progress::default() },
-            is_damaged: false,
-        }
+        plan.claim(delivery_id(numbers.no, now), new, endpoint, None)
     }
 
     /// Returns whether there is nothing to write.

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::PostgresState;
 use super::access::record;
-use super::lane::{is_head, pass};
+use super::lane::{plan_step, take_step};
 use super::locked_delivery::LockedDelivery;
 use super::rows::{at, cause_code, delivery_no, millis};
 use super::transaction::bind;
@@ -18,7 +18,7 @@ use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
-use crate::store::plan::lane::{LaneHead, LaneStep};
+use crate::store::plan::lane::{LaneEffects, LanePlan};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -61,22 +61,22 @@ async fn make(
     let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;
     let (endpoint, row) = read(work, &delivery, change).await?.ok_or_else(missing)?;
     let plan = plan(id, &row, change, now)?;
+    // Locks the lane of a dead letter before the row says that it waits: who
+    // moves the lane in between would find it dead and wait behind it.
+    let lane_plan = match delivery.member() {
+        Some(member) => plan_step(work.tx, member, plan.lane).await?,
+        None => LanePlan::default(),
+    };
     write(work, &delivery, &plan.row, now).await?;
     if plan.waiting != 0 {
         work.count_waiting(delivery.endpoint, delivery.shard, plan.waiting);
     }
-    let head = match (plan.lane, delivery.member()) {
-        (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(work, member, now).await?,
-        (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
+    let lane = match delivery.member() {
+        Some(member) => take_step(work, member, lane_plan, now).await?,
+        None => LaneEffects::default(),
     };
-    let mut freed = Vec::new();
-    if plan.unblocks {
-        freed.extend(work.lane_event(delivery.no, false, now).await?);
-    }
-    if let LaneHead::Dead(next) = head {
-        freed.extend(work.lane_event(next, true, now).await?);
-    }
-    let due_at = match (&plan.row, head.free()) {
+    let freed = work.report_lane(lane, now).await?;
+    let due_at = match (&plan.row, lane.free) {
         (RowChange::RetryNow { .. } | RowChange::Replay { .. }, _) => Some(now),
         (RowChange::Cancel { .. }, Some(next)) => due_at(work, next).await?,
         (RowChange::Cancel { .. }, None) => None,
@@ -103,16 +103,11 @@ async fn read(
     } else {
         None
     };
-    let is_head = match delivery.member() {
-        Some(member) if delivery.row.state == DeliveryState::Dead => is_head(work.tx, member).await?,
-        _ => false,
-    };
     let row = ChangedRow {
         delivery: delivery.row,
         expires_at: delivery.expires_at,
         is_endpoint_deleted: endpoint.get("is_deleted"),
         expunged: event.map(|row| EventId::from_stored(row.get("id"))),
-        is_head,
     };
     Ok(Some((EndpointId(endpoint.get("id")), row)))
 }
@@ -125,9 +120,10 @@ async fn write(work: &mut UnitOfWork<'_>, delivery: &LockedDelivery, change: &Ro
             work.becomes_due(delivery.endpoint, millis(*due_at));
             Ok(())
         }
-        RowChange::Replay { due_at, expires_at } => {
+        RowChange::Replay { due_at, expires_at, expiry_check_at } => {
             let node = work.shared.shard_leases.node();
-            delivery.replay(work.tx, millis(*due_at), expires_at.map(millis), node).await?;
+            let expiry = (expires_at.map(millis), expiry_check_at.map(millis));
+            delivery.replay(work.tx, millis(*due_at), expiry, node).await?;
             work.becomes_due(delivery.endpoint, millis(*due_at));
             Ok(())
         }

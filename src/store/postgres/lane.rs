@@ -13,7 +13,28 @@ use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::delivery::DeliveryState;
 use crate::store::Result;
-use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
+use crate::store::plan::lane::{
+    HeadSearch, LaneEffects, LaneHead, LaneMember, LanePlan, LaneStep, is_dead, search_head,
+};
+
+/// Reads what a step of a member's lane depends on, and plans it. Locks the
+/// endpoint first and the lane after it, as far as the step depends on them.
+pub async fn plan_step(tx: &PgTransaction, member: LaneMember<'_>, step: LaneStep) -> Result<LanePlan> {
+    let skips_dead = step.asks_skips_dead() && skips_dead(tx, member.endpoint).await?;
+    let is_head = step.asks_head() && is_head(tx, member).await?;
+    Ok(step.plan(is_head, skips_dead))
+}
+
+/// Lets a lane take the step that was planned for this member.
+pub async fn take_step(
+    work: &UnitOfWork<'_>,
+    member: LaneMember<'_>,
+    plan: LanePlan,
+    now: Timestamp,
+) -> Result<LaneEffects> {
+    let head = if plan.passes { pass(work, member, now).await? } else { LaneHead::Unchanged };
+    Ok(plan.effects(member.no, head))
+}
 
 /// Whether this member is the one that its lane waits for. Locks the lane.
 /// Nobody waits in the lanes of a deleted endpoint, whose rows go later.

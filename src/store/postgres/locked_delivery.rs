@@ -197,7 +197,13 @@ impl LockedDelivery {
     }
 
     /// Puts a finished delivery back into the queue, with a fresh budget.
-    pub async fn replay(&self, tx: &PgTransaction, due_at: i64, expires_at: Option<i64>, node: i64) -> Result<()> {
+    pub async fn replay(
+        &self,
+        tx: &PgTransaction,
+        due_at: i64,
+        (expires_at, expiry_check_at): (Option<i64>, Option<i64>),
+        node: i64,
+    ) -> Result<()> {
         self.archive_last_attempt(tx).await?;
         let sql = format!(
             "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING *)
@@ -207,11 +213,11 @@ impl LockedDelivery {
                  $3::int8, $2, attempts, attempts, first_attempt_at, $2,
                  lane IS NOT NULL AND NOT passed AND no IS DISTINCT FROM (
                      SELECT head FROM posthaste.lanes l WHERE l.endpoint = gone.endpoint AND l.lane = gone.lane),
-                 $3::int8 + 1, $4
+                 $4::int8, $5
              FROM gone",
             self.table.name()
         );
-        tx.execute(&sql, bind![self.no, due_at, expires_at, node]).await.map(|_| ())
+        tx.execute(&sql, bind![self.no, due_at, expires_at, expiry_check_at, node]).await.map(|_| ())
     }
 
     async fn take_last_attempt(&self, tx: &PgTransaction) -> Result<Option<String>> {

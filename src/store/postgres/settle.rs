@@ -30,7 +30,7 @@ use crate::model::health::EndpointHealth;
 use crate::model::next_state::NextState;
 use crate::model::shard::Lease;
 use crate::store::plan::endpoint::is_only_health;
-use crate::store::plan::lane::{HeadSearch, LaneMember, search_head};
+use crate::store::plan::lane::{HeadSearch, LaneEffects, LaneMember, search_head};
 use crate::store::progress_columns::ProgressColumns;
 use crate::store::{Claim, ClaimOutcome, Error, Result, SettleEffects, Settlement};
 
@@ -351,7 +351,7 @@ async fn block_behind_dead(
         HeadSearch::PassDead(no) => lane::pass(work, LaneMember { endpoint, lane, no }, now).await?,
         HeadSearch::Found(head) => head,
     };
-    settle_one::lane_moved(work, head, now).await
+    settle_one::lane_moved(work, LaneEffects::of_head(head), now).await
 }
 
 /// Writes the new times of expiry checks, and answers the jobs that asked for

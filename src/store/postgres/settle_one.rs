@@ -10,7 +10,7 @@ use tracing::error;
 use super::claims::{self, ClaimKey};
 use super::column_values::ColumnValues;
 use super::endpoint::apply_endpoint_update;
-use super::lane::{is_head, pass, skips_dead};
+use super::lane::{plan_step, take_step};
 use super::locked_delivery::{DeliveryTable, LockedDelivery};
 use super::rows::{cause_code, delivery_no, millis};
 use super::transaction::bind;
@@ -19,7 +19,7 @@ use crate::model::delivery::DeliveryState;
 use crate::model::shard::Lease;
 use crate::store::plan::Transition;
 use crate::store::plan::endpoint::is_only_health;
-use crate::store::plan::lane::{AfterDeath, LaneHead, LaneStep, after_death};
+use crate::store::plan::lane::{LaneEffects, LaneStep};
 use crate::store::plan::settle::{BudgetChange, SettlePlan, plan};
 use crate::store::progress_columns::ProgressColumns;
 use crate::store::{Claim, ClaimOutcome, Error, Result, SettleEffects, Settlement};
@@ -189,39 +189,18 @@ async fn advance_lane(
     now: Timestamp,
 ) -> Result<Vec<Claim>> {
     let Some(member) = delivery.member() else { return Ok(Vec::new()) };
-    let mut freed = Vec::new();
-    let after = match step {
-        LaneStep::Stay => return Ok(Vec::new()),
-        LaneStep::Pass => AfterDeath::Pass,
-        LaneStep::PassDead => {
-            if is_head(work.tx, member).await? {
-                freed = work.lane_event(member.no, false, now).await?;
-            }
-            AfterDeath::Pass
-        }
-        LaneStep::Dead => {
-            let skips_dead = skips_dead(work.tx, member.endpoint).await?;
-            after_death(member.no, is_head(work.tx, member).await?, skips_dead)
-        }
-    };
-    let head = match after {
-        AfterDeath::Pass => pass(work, member, now).await?,
-        AfterDeath::Keep(head) => head,
-    };
-    freed.extend(lane_moved(work, head, now).await?);
-    Ok(freed)
+    let plan = plan_step(work.tx, member, step).await?;
+    let effects = take_step(work, member, plan, now).await?;
+    lane_moved(work, effects, now).await
 }
 
-/// Returns the claims that may be dispatched once a lane has this head.
-pub async fn lane_moved(work: &mut UnitOfWork<'_>, head: LaneHead, now: Timestamp) -> Result<Vec<Claim>> {
-    match head {
-        LaneHead::Unchanged | LaneHead::Unknown(_) => Ok(Vec::new()),
-        LaneHead::Free(no) => {
-            let sql = "SELECT event FROM posthaste.queue WHERE no = $1";
-            let Some(row) = work.tx.query_opt(sql, bind![no]).await? else { return Ok(Vec::new()) };
-            let key = ClaimKey { no, event: row.get("event") };
-            Ok(claims::read(work.tx.client(), &[key], usize::MAX).await?.claims)
-        }
-        LaneHead::Dead(no) => work.lane_event(no, true, now).await,
-    }
+/// Reports a step of a lane; returns the claims that may be dispatched then.
+pub async fn lane_moved(work: &mut UnitOfWork<'_>, effects: LaneEffects, now: Timestamp) -> Result<Vec<Claim>> {
+    let mut freed = work.report_lane(effects, now).await?;
+    let Some(no) = effects.free else { return Ok(freed) };
+    let sql = "SELECT event FROM posthaste.queue WHERE no = $1";
+    let Some(row) = work.tx.query_opt(sql, bind![no]).await? else { return Ok(freed) };
+    let key = ClaimKey { no, event: row.get("event") };
+    freed.extend(claims::read(work.tx.client(), &[key], usize::MAX).await?.claims);
+    Ok(freed)
 }

@@ -17,6 +17,7 @@ use crate::model::operational_event::{OperationalEvent, OperationalEventType};
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::delivery_columns::SubjectColumns;
+use crate::store::plan::lane::LaneEffects;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{PostgresColumns, row};
 use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
@@ -146,6 +147,16 @@ impl<'a> UnitOfWork<'a> {
             Some(subject) => self.accept_operational_event(subject.lane_event(is_blocked, now), now).await,
             None => Ok(Vec::new()),
         }
+    }
+
+    /// Accepts the events that tell behind which dead letters a lane waits after
+    /// a step, and behind which it no longer does.
+    pub async fn report_lane(&mut self, effects: LaneEffects, now: Timestamp) -> Result<Vec<Claim>> {
+        let mut freed = Vec::new();
+        for (no, is_blocked) in effects.reports() {
+            freed.extend(self.lane_event(no, is_blocked, now).await?);
+        }
+        Ok(freed)
     }
 }
 

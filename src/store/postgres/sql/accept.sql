@@ -32,7 +32,7 @@ WITH known AS (
     INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, expires_at, due_at,
                                  behind, look_at, origin)
     SELECT d.no, d.tenant, d.endpoint, d.shard, d.event, d.created_at, d.format, d.lane, g.last_seq - d.back,
-           d.expires_at, d.due_at, coalesce(g.head <> d.no, false), d.expires_at + 1, {node}
+           d.expires_at, d.due_at, coalesce(g.head <> d.no, false), d.expires_at + {expiry_check_delay}, {node}
     FROM known, unnest({deliveries}) AS d ({deliveries.columns})
          LEFT JOIN grown g ON g.endpoint = d.endpoint AND g.lane = d.lane
     RETURNING no, seq, behind
