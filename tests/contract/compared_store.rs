@@ -14,7 +14,7 @@ use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EventId, TenantId};
 use posthaste::store::{
     AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery, EndpointChange, Error, EventQuery,
-    PageRequest, RoutedEvent, Settlement, UntriedQuery,
+    PageRequest, RoutedEvent, SettleEffects, Settlement, UntriedQuery,
 };
 use serde_json::Value;
 
@@ -203,6 +203,25 @@ impl ComparedStore {
     ) -> Answer<Effects> {
         let settled = self.settle_raw(name, outcome, now).await;
         self.learn_told(model).await;
+        self.settled(&settled)
+    }
+
+    /// Settles all of these at once.
+    pub async fn settle_many(
+        &mut self,
+        outcomes: &[(Name, ClaimOutcome)],
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<Vec<Effects>> {
+        let all = outcomes.iter().map(|(name, outcome)| self.settle_raw(*name, outcome, now));
+        let settled = futures_util::future::join_all(all).await;
+        self.learn_told(model).await;
+        let answers: Vec<Answer<Effects>> = settled.iter().map(|settled| self.settled(settled)).collect();
+        let details = answers.iter().map(|answer| answer.details.as_str()).collect::<Vec<_>>().join("\n");
+        Answer { details, answer: answers.into_iter().map(|answer| answer.answer).collect() }
+    }
+
+    fn settled(&self, settled: &SettleEffects) -> Answer<Effects> {
         let answer = Effects {
             due_at: settled.due_again_at,
             freed: self.names_of(&settled.freed),
@@ -213,12 +232,7 @@ impl ComparedStore {
         Answer { details: format!("{:?}\n{}", settled.update, self.claims(&settled.freed)), answer }
     }
 
-    pub async fn settle_raw(
-        &self,
-        name: Name,
-        outcome: &ClaimOutcome,
-        now: Timestamp,
-    ) -> posthaste::store::SettleEffects {
+    pub async fn settle_raw(&self, name: Name, outcome: &ClaimOutcome, now: Timestamp) -> SettleEffects {
         let endpoint = self.endpoints[name.endpoint].id;
         let lease = self.fixture.store.lease(self.tenant_of(name), endpoint);
         let settlement = Settlement { id: self.id(name), endpoint, now, outcome: outcome.clone() };

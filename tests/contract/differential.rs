@@ -7,6 +7,8 @@
 //! `POSTHASTE_DIFFERENTIAL_CASES=<number>` as many as you have time for, from
 //! that seed on.
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 use posthaste::model::delivery::{DeadCause, DeadlineSource};
 use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventKind, PauseCause};
@@ -45,6 +47,13 @@ enum Command {
         ending: Ending,
         heard: Heard,
         is_repeated: bool,
+    },
+    /// Settles claims of several lanes at once, so that a store may write them
+    /// in one transaction.
+    SettleMany {
+        settlements: Vec<(usize, Ending)>,
+        /// Whether the first answer says how its endpoint is doing.
+        is_health_heard: bool,
     },
     /// Changes a delivery: one that is in flight, or any.
     Change {
@@ -140,6 +149,14 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         2 => by().prop_map(Ending::Over),
         1 => (0..30_i64).prop_map(Ending::LookAgain),
     ];
+    let ending_of_many = prop_oneof![
+        6 => Just(Ending::Delivered),
+        5 => (0..30_i64).prop_map(Ending::Waiting),
+        2 => Just(Ending::Dead(DeadCause::Exhausted)),
+        1 => Just(Ending::ExpiredByProducer),
+        1 => (0..30_i64).prop_map(Ending::PutBack),
+        2 => (0..30_i64).prop_map(Ending::LookAgain),
+    ];
     let heard = prop_oneof![
         6 => Just(Heard::Nothing),
         1 => Just(Heard::Health),
@@ -171,6 +188,8 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         14 => (any_number(), ending, heard, any::<bool>()).prop_map(|(claim, ending, heard, is_repeated)| {
             Command::Settle { claim, ending, heard, is_repeated }
         }),
+        8 => (proptest::collection::vec((any_number(), ending_of_many), 2..8), any::<bool>())
+            .prop_map(|(settlements, is_health_heard)| Command::SettleMany { settlements, is_health_heard }),
         8 => (any_number(), any::<bool>(), change).prop_map(|(delivery, is_in_flight, change)| {
             Command::Change { delivery, is_in_flight, change }
         }),
@@ -281,6 +300,9 @@ impl Comparison {
                     let outcome = self.outcome(&claim, *ending, *heard);
                     self.settle(name, &outcome, *is_repeated).await?;
                 }
+            }
+            Command::SettleMany { settlements, is_health_heard } => {
+                self.settle_many(settlements, *is_health_heard).await?;
             }
             Command::Change { delivery, is_in_flight, change } => {
                 let in_flight: Vec<Name> = self.in_flight.iter().map(|(name, _)| *name).collect();
@@ -422,6 +444,46 @@ impl Comparison {
             }
         }
         Ok(())
+    }
+
+    /// Settles claims of different lanes at once. In which order they are
+    /// written is not promised, so of those that cause operational events, which
+    /// are numbered, there is one at most.
+    async fn settle_many(&mut self, settlements: &[(usize, Ending)], is_health_heard: bool) -> Result<(), String> {
+        for n in 0..self.model.endpoints.len() {
+            self.claim(n).await?;
+        }
+        let mut lanes = HashSet::new();
+        let (mut has_told, mut chosen, mut expected) = (false, Vec::new(), Vec::new());
+        for (n, (claim, ending)) in settlements.iter().enumerate() {
+            let Some((name, claim)) = self.in_flight.get(claim % self.in_flight.len().max(1)).cloned() else { break };
+            let is_taken = chosen.iter().any(|(other, _)| *other == name);
+            let lane = claim.lane.as_ref().map(|lane| (name.endpoint, lane.clone()));
+            if is_taken || lane.as_ref().is_some_and(|lane| lanes.contains(lane)) {
+                continue;
+            }
+            let is_system = self.model.endpoints[name.endpoint].tenant.is_system();
+            let heard = if is_health_heard && n == 0 { Heard::Health } else { Heard::Nothing };
+            let outcome = self.outcome(&claim, *ending, heard);
+            let before = self.model.clone();
+            let effects = self.model.settle(name, &outcome, self.now);
+            // What is told goes into the one lane of those who are told.
+            if has_told && (is_system || !effects.told.is_empty()) {
+                self.model = before;
+                continue;
+            }
+            has_told |= is_system || !effects.told.is_empty();
+            self.in_flight.retain(|(other, _)| *other != name);
+            lanes.extend(lane);
+            chosen.push((name, outcome));
+            expected.push(effects);
+        }
+        let (now, [embedded, postgres]) = (self.now, &mut self.stores);
+        let (first, second) = tokio::join!(
+            embedded.settle_many(&chosen, now, &self.model),
+            postgres.settle_many(&chosen, now, &self.model)
+        );
+        agree(&expected, &first, &second)
     }
 
     async fn change(&mut self, name: Name, change: DeliveryChange) -> Result<(), String> {
