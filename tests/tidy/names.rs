@@ -43,11 +43,32 @@ fn declared_type(line: &str) -> Option<&str> {
     rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
 }
 
+/// The names of types that a line inside `row!`, `insert!` or `batch!` declares:
+/// a row, and in a batch also the struct of its rows.
+fn types_in_macro(line: &str) -> Vec<&str> {
+    let Some(line) = line.strip_prefix("    ") else { return Vec::new() };
+    let line = line.trim_start().trim_start_matches("pub ");
+    let (stores, is_row) = match line.split_once(' ') {
+        Some(("sqlite" | "postgres" | "both", rest)) => (rest, true),
+        _ => (line, false),
+    };
+    let Some(rest) = stores.strip_prefix("struct ") else { return Vec::new() };
+    let words: Vec<&str> = rest.split_whitespace().collect();
+    match words[..] {
+        [name, ..] if is_row => vec![name],
+        [name, "into", ..] => vec![name],
+        [name, "of", "new", row, ..] => vec![name, row],
+        [name, "of", ..] => vec![name],
+        _ => Vec::new(),
+    }
+}
+
 #[test]
 fn a_type_name_stands_for_one_thing() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in programs() {
-        for name in source.text.lines().filter_map(declared_type) {
+        let names = source.text.lines().flat_map(|line| declared_type(line).into_iter().chain(types_in_macro(line)));
+        for name in names.filter(|name| !name.starts_with('$')) {
             places.entry(name.to_owned()).or_default().push(source.path.clone());
         }
     }
@@ -228,4 +249,8 @@ fn circles_and_lengths_are_found() {
     assert_eq!(functions(text), [("long".to_owned(), 5), ("short".to_owned(), 2)]);
     assert_eq!(declared_type("pub(super) struct Lane<'a> {"), Some("Lane"));
     assert_eq!(declared_type("    struct Inside;"), None);
+    assert_eq!(types_in_macro("    pub both struct LaneColumns {"), ["LaneColumns"]);
+    assert_eq!(types_in_macro("    struct NewLane into \"lanes\" {"), ["NewLane"]);
+    assert_eq!(types_in_macro("    pub struct Lanes of new LaneToAdd {"), ["Lanes", "LaneToAdd"]);
+    assert!(types_in_macro("    struct Inside;").is_empty() && types_in_macro("struct Outside;").is_empty());
 }

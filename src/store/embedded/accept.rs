@@ -77,7 +77,7 @@ pub fn accept_one(
     };
     let event = EventRow::of(&new.event, targets.len());
     let (first_delivery, checksum) = (*transaction.next_delivery, event.checksum.unwrap_or_default());
-    let row = NewEvent { tenant, fingerprint: new.fingerprint, first_delivery, event };
+    let row = EventToInsert { tenant, fingerprint: new.fingerprint, first_delivery, event };
     if row.insert(transaction.db)? == 0 {
         return seen_before(transaction.db, tenant, new);
     }
@@ -98,7 +98,7 @@ pub fn accept_one(
 
 insert! {
     /// An event to insert. An event whose id is known is not inserted.
-    struct NewEvent into "events", "ON CONFLICT (tenant, id) DO NOTHING" {
+    struct EventToInsert into "events", "ON CONFLICT (tenant, id) DO NOTHING" {
         tenant: i64 = "tenant",
         fingerprint: Option<[u8; 32]> = "fingerprint",
         first_delivery: i64 = "first_delivery",

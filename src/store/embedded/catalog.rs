@@ -38,9 +38,9 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
 /// Loads the tenants. Returns their ids by number.
 fn load_tenants(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<HashMap<i64, TenantId>> {
     let mut by_no = HashMap::new();
-    let mut statement = db.prepare(TenantRow::SQL)?;
-    for row in statement.query_map([], TenantRow::read)? {
-        let TenantRow { tenant } = row?;
+    let mut statement = db.prepare(EmbeddedTenantRow::SQL)?;
+    for row in statement.query_map([], EmbeddedTenantRow::read)? {
+        let EmbeddedTenantRow { tenant } = row?;
         by_no.insert(tenant.no, tenant.id.clone());
         index.put_tenant(tenant.no, Arc::new(tenant.tenant()?));
     }
@@ -49,14 +49,14 @@ fn load_tenants(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<H
 
 row! {
     /// A tenant that is not deleted.
-    sqlite struct TenantRow from "FROM tenants t WHERE t.deleted_at IS NULL" {
+    sqlite struct EmbeddedTenantRow from "FROM tenants t WHERE t.deleted_at IS NULL" {
         tenant: TenantColumns = TenantColumns::COLUMNS,
     }
 }
 
 row! {
     /// An endpoint that is not deleted.
-    sqlite struct EndpointRow from "FROM endpoints p WHERE p.deleted_at IS NULL" {
+    sqlite struct EmbeddedEndpointRow from "FROM endpoints p WHERE p.deleted_at IS NULL" {
         endpoint: EndpointColumns = EndpointColumns::COLUMNS,
         tenant: i64 = "p.tenant",
         health: String = "p.health",
@@ -71,8 +71,8 @@ fn load_endpoints(
     index: &mut CatalogIndex,
 ) -> rusqlite::Result<()> {
     let mut secrets = load_secrets(db, seal)?;
-    let mut statement = db.prepare(EndpointRow::SQL)?;
-    for row in statement.query_map([], EndpointRow::read)? {
+    let mut statement = db.prepare(EmbeddedEndpointRow::SQL)?;
+    for row in statement.query_map([], EmbeddedEndpointRow::read)? {
         let row = row?;
         let Some(tenant) = tenants.get(&row.tenant) else { continue };
         let no = row.endpoint.no;
@@ -105,7 +105,7 @@ fn load_counts(db: &Connection, tenants: &HashMap<i64, TenantId>, index: &mut Ca
 
 row! {
     /// A secret with the id of its endpoint.
-    sqlite struct SecretRow from "FROM secrets s JOIN endpoints p ON p.no = s.endpoint
+    sqlite struct EmbeddedSecretRow from "FROM secrets s JOIN endpoints p ON p.no = s.endpoint
          ORDER BY s.created_at DESC, s.id DESC" {
         secret: SecretColumns = SecretColumns::COLUMNS,
         endpoint: EndpointId = "p.id",
@@ -114,9 +114,9 @@ row! {
 
 fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
     let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-    let mut statement = db.prepare(SecretRow::SQL)?;
-    for row in statement.query_map([], SecretRow::read)? {
-        let SecretRow { secret, endpoint } = row?;
+    let mut statement = db.prepare(EmbeddedSecretRow::SQL)?;
+    for row in statement.query_map([], EmbeddedSecretRow::read)? {
+        let EmbeddedSecretRow { secret, endpoint } = row?;
         secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
     }
     Ok(secrets)

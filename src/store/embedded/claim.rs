@@ -16,7 +16,7 @@ use crate::store::{Claim, DuePage, DueQuery};
 
 row! {
     /// What decides whether a delivery is due.
-    sqlite struct DueRow {
+    sqlite struct EmbeddedDueRow {
         no: i64 = "no",
         due_at: i64 = "due_at",
         created_at: i64 = "created_at",
@@ -24,12 +24,12 @@ row! {
 }
 
 const DUE_SQL: &str = joined!(
-    " "; "SELECT", DueRow::COLUMNS,
+    " "; "SELECT", EmbeddedDueRow::COLUMNS,
     "FROM deliveries INDEXED BY deliveries_due WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at",
 );
 
 const URGENT_SQL: &str = joined!(
-    " "; "SELECT", DueRow::COLUMNS,
+    " "; "SELECT", EmbeddedDueRow::COLUMNS,
     "FROM deliveries INDEXED BY deliveries_urgent
      WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at",
 );
@@ -50,7 +50,7 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
     let mut page = DuePage::default();
     let mut bytes = 0;
     while let Some(row) = rows.next()? {
-        let DueRow { no, due_at, created_at } = DueRow::read(row)?;
+        let EmbeddedDueRow { no, due_at, created_at } = EmbeddedDueRow::read(row)?;
         if ask.except.contains(&delivery_id(no, created_at)) {
             continue;
         }
@@ -75,7 +75,7 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
 
 row! {
     /// A delivery with its event, as an attempt needs it.
-    sqlite struct ClaimRow from "FROM deliveries d JOIN events e ON e.no = d.event
+    sqlite struct EmbeddedClaimRow from "FROM deliveries d JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
          WHERE d.no = ?" {
         delivery: ClaimColumns = ClaimColumns::COLUMNS,
@@ -87,13 +87,13 @@ row! {
 
 /// Reads one delivery as a claim.
 pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
-    match db.prepare_cached(ClaimRow::SQL)?.query_row([no], ClaimRow::read) {
+    match db.prepare_cached(EmbeddedClaimRow::SQL)?.query_row([no], EmbeddedClaimRow::read) {
         Err(problem) if is_unreadable(&problem) => unreadable(db, no),
         row => row?.claim(),
     }
 }
 
-impl ClaimRow {
+impl EmbeddedClaimRow {
     fn claim(self) -> rusqlite::Result<Claim> {
         let ClaimColumns { no, created_at, format: StoredCode(format), seq, .. } = self.delivery;
         let sent = RequestColumns { no, created_at, format, seq };

@@ -199,13 +199,13 @@ fn cursor_no(page: &PageRequest) -> Result<i64> {
 
 row! {
     /// What is shown of an event.
-    sqlite struct EventRecordColumns {
+    sqlite struct EmbeddedEventRecordColumns {
         event: EventRow = EventRow::COLUMNS,
         withheld: Option<i64> = "e.withheld",
     }
 }
 
-impl EventRecordColumns {
+impl EmbeddedEventRecordColumns {
     fn record(self, tenant: TenantId) -> std::result::Result<EventRecord, UnknownCode> {
         let deliveries = self.event.deliveries.max(0) as u32;
         let (event, is_damaged) = self.event.event(tenant);
@@ -217,7 +217,7 @@ impl EventRecordColumns {
 row! {
     /// One event of a tenant.
     sqlite struct EventById from "FROM events e WHERE e.tenant = ? AND e.id = ?" {
-        event: EventRecordColumns = EventRecordColumns::COLUMNS,
+        event: EmbeddedEventRecordColumns = EmbeddedEventRecordColumns::COLUMNS,
     }
 }
 
@@ -245,7 +245,7 @@ row! {
 /// Lists events. Only a row that is shown is read further than what it is
 /// filtered by.
 const EVENT_LIST: &str = joined!(
-    ""; "SELECT ", EventFilterColumns::COLUMNS, ", ", EventRecordColumns::COLUMNS,
+    ""; "SELECT ", EventFilterColumns::COLUMNS, ", ", EmbeddedEventRecordColumns::COLUMNS,
     " FROM events e INDEXED BY events_by_tenant WHERE e.tenant = ? AND e.no < ? ORDER BY e.no DESC",
 );
 
@@ -278,7 +278,7 @@ fn events(
             && is_same(Some(&listed.event_type), ask.event_type.as_deref())
             && is_same(listed.key.as_deref(), ask.key.as_deref());
         if matches {
-            let record = EventRecordColumns::read_next(row, &mut column)?.record(tenant.clone())?;
+            let record = EmbeddedEventRecordColumns::read_next(row, &mut column)?.record(tenant.clone())?;
             bytes += record.event.data.len();
             page.data.push(record);
         }
@@ -433,7 +433,7 @@ fn lanes(
 ) -> rusqlite::Result<ListPage<Lane>> {
     let mut page = ListPage { data: Vec::new(), next: None };
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
-    let mut statement = db.prepare_cached(LaneRow::SQL)?;
+    let mut statement = db.prepare_cached(EmbeddedLaneRow::SQL)?;
     let mut rows = statement.query(params![endpoint, tenant, after])?;
     let mut last = None;
     for looked_at in 0.. {
@@ -442,7 +442,7 @@ fn lanes(
             break;
         }
         let Some(row) = rows.next()? else { break };
-        let lane = LaneRow::read(row)?;
+        let lane = EmbeddedLaneRow::read(row)?;
         last = Some(lane.lane.clone());
         if lane.is_blocked || !blocked_only {
             page.data.push(lane.counted(db)?);
@@ -453,7 +453,7 @@ fn lanes(
 
 row! {
     /// A lane that has a head.
-    sqlite struct LaneRow from "FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+    sqlite struct EmbeddedLaneRow from "FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
                     JOIN deliveries h ON h.no = l.head
                WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
                  AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane" {
@@ -466,7 +466,7 @@ row! {
     }
 }
 
-impl LaneRow {
+impl EmbeddedLaneRow {
     /// Returns the lane with the number of its members.
     fn counted(self, db: &Connection) -> rusqlite::Result<Lane> {
         let members: i64 = db

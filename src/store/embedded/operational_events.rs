@@ -68,7 +68,7 @@ pub fn accept_operational_event(
 
 row! {
     /// A delivery, as operational events describe it.
-    sqlite struct SubjectRow from "FROM deliveries d JOIN events e ON e.no = d.event
+    sqlite struct EmbeddedSubjectRow from "FROM deliveries d JOIN events e ON e.no = d.event
              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
          WHERE d.no = ?" {
         subject: SubjectColumns = SubjectColumns::COLUMNS,
@@ -78,7 +78,7 @@ row! {
 /// Reads what operational events say of a delivery; nothing for deliveries of
 /// the system tenant, about which there are none.
 pub fn find_subject(db: &Connection, no: i64) -> rusqlite::Result<Option<EventSubject>> {
-    let found = db.prepare_cached(SubjectRow::SQL)?.query_row([no], SubjectRow::read).optional()?;
+    let found = db.prepare_cached(EmbeddedSubjectRow::SQL)?.query_row([no], EmbeddedSubjectRow::read).optional()?;
     Ok(found.and_then(|row| row.subject.subject(no)))
 }
 

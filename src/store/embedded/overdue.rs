@@ -11,7 +11,7 @@ use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 
 row! {
     /// A delivery whose expiry is to be checked.
-    sqlite struct OverdueRow from "FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
+    sqlite struct EmbeddedOverdueRow from "FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
          WHERE d.state = 0 AND d.look_at IS NOT NULL AND p.deleted_at IS NULL AND d.format <= ?
          ORDER BY d.look_at LIMIT ?" {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,
@@ -33,8 +33,8 @@ row! {
 /// first. Served by `deliveries_overdue`. Deliveries of a deleted endpoint are
 /// skipped: they are about to be cancelled.
 pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<OverduePage> {
-    let mut statement = db.prepare_cached(OverdueRow::SQL)?;
-    let rows = statement.query_map(params![FORMAT_CODE_MAX, limit as i64 + 1], OverdueRow::read)?;
+    let mut statement = db.prepare_cached(EmbeddedOverdueRow::SQL)?;
+    let rows = statement.query_map(params![FORMAT_CODE_MAX, limit as i64 + 1], EmbeddedOverdueRow::read)?;
     let mut page = OverduePage::default();
     for row in rows {
         let row = row?;

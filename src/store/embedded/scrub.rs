@@ -27,7 +27,7 @@ pub struct MissingChecksum {
 
 row! {
     /// An event that is compared with its checksum.
-    sqlite struct ScrubRow from "FROM events e JOIN tenants t ON t.no = e.tenant WHERE e.no > ? ORDER BY e.no LIMIT ?" {
+    sqlite struct EmbeddedScrubRow from "FROM events e JOIN tenants t ON t.no = e.tenant WHERE e.no > ? ORDER BY e.no LIMIT ?" {
         no: i64 = "e.no",
         tenant: TenantId = "t.id",
         first_delivery: i64 = "e.first_delivery",
@@ -37,12 +37,12 @@ row! {
 
 /// Compares the next events with their checksums. Served by the primary key.
 pub fn compare(db: &Connection, step: ScrubStep) -> rusqlite::Result<ChecksumComparison> {
-    let mut statement = db.prepare_cached(ScrubRow::SQL)?;
-    let rows = statement.query_map(params![step.after.cast_signed(), step.limit as i64], ScrubRow::read)?;
+    let mut statement = db.prepare_cached(EmbeddedScrubRow::SQL)?;
+    let rows = statement.query_map(params![step.after.cast_signed(), step.limit as i64], EmbeddedScrubRow::read)?;
     let mut comparison = ChecksumComparison::default();
     let mut last = None;
     for row in rows {
-        let ScrubRow { no, tenant, first_delivery: first, event } = row?;
+        let EmbeddedScrubRow { no, tenant, first_delivery: first, event } = row?;
         last = u64::try_from(no).ok();
         comparison.scrubbed.checked += 1;
         let deliveries = first..first.saturating_add(event.deliveries.into());

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::PostgresState;
 use super::accept_batch::{AcceptBatch, LanePositions, ProducerId, remember_ids};
 use super::group_commit::{BatchJob, BatchResult};
-use super::history::EventRecordColumns;
+use super::history::PostgresEventRecordColumns;
 use super::rows::{at, millis};
 use super::snowflake::first_of;
 use super::transaction::{PgTransaction, bind, is_known_id, is_taken, with_timeout};
@@ -343,7 +343,7 @@ fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) ->
 /// Returns what an event is whose id is known: a repeat of the event that has
 /// the id, or in conflict with it. That event is read only if the fingerprints
 /// differ.
-fn known_result(known: &KnownId, firsts: &HashMap<i64, EventRecordColumns>, new: &RoutedEvent) -> AcceptResult {
+fn known_result(known: &KnownId, firsts: &HashMap<i64, PostgresEventRecordColumns>, new: &RoutedEvent) -> AcceptResult {
     let fingerprint: &[u8] = &known.fingerprint;
     let comparison = match new.compare_fingerprint(Some(fingerprint)) {
         Some(comparison) => comparison,
@@ -371,7 +371,7 @@ row! {
     /// An event that has a known id.
     postgres struct FirstEvent from "FROM posthaste.events e WHERE e.no = ANY($1)" {
         no: i64 = "e.no",
-        event: EventRecordColumns = EventRecordColumns::COLUMNS,
+        event: PostgresEventRecordColumns = PostgresEventRecordColumns::COLUMNS,
     }
 }
 
@@ -396,7 +396,7 @@ async fn compare_known(
 async fn first_events<'a>(
     tx: &PgTransaction,
     known: impl Iterator<Item = (&'a KnownId, &'a RoutedEvent)>,
-) -> Result<HashMap<i64, EventRecordColumns>> {
+) -> Result<HashMap<i64, PostgresEventRecordColumns>> {
     let undecided = known.filter(|(row, new)| new.compare_fingerprint(Some(&row.fingerprint)).is_none());
     let nos: Vec<i64> = undecided.map(|(row, _)| row.event).collect();
     if nos.is_empty() {

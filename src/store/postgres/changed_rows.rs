@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::PostgresState;
 use super::access;
-use super::endpoint::EndpointRow;
+use super::endpoint::PostgresEndpointRow;
 use super::transaction::bind;
 use crate::model::endpoint::{Endpoint, Secret};
 use crate::model::id::{EndpointId, TenantId};
@@ -60,7 +60,7 @@ enum ChangedEndpoint {
 
 row! {
     /// A tenant that changed after a version.
-    postgres struct TenantRow from "FROM posthaste.tenants t WHERE t.version > $1 ORDER BY t.deleted_at IS NULL" {
+    postgres struct PostgresTenantRow from "FROM posthaste.tenants t WHERE t.version > $1 ORDER BY t.deleted_at IS NULL" {
         tenant: TenantColumns = TenantColumns::COLUMNS,
         is_deleted: bool = "t.deleted_at IS NOT NULL",
     }
@@ -68,7 +68,7 @@ row! {
 
 row! {
     /// A secret of an endpoint that changed after a version.
-    postgres struct SecretRow from "FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
+    postgres struct PostgresSecretRow from "FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
          WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC" {
         secret: SecretColumns = SecretColumns::COLUMNS,
         endpoint: EndpointId = "p.id",
@@ -80,17 +80,17 @@ impl PostgresState {
     pub async fn read_after(&self, known: i64) -> Result<ChangedRows> {
         let tx = self.connections.begin_reading().await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
-        let tenants = tx.query(TenantRow::SQL, bind![known]).await?;
-        let tenants = tenants.iter().map(|row| self.changed_tenant(TenantRow::read(row))).collect();
+        let tenants = tx.query(PostgresTenantRow::SQL, bind![known]).await?;
+        let tenants = tenants.iter().map(|row| self.changed_tenant(PostgresTenantRow::read(row))).collect();
         let seal = &self.options.seal;
         let mut endpoints = Vec::new();
-        for row in tx.query(&EndpointRow::sql("p.version > $1"), bind![known]).await? {
-            let row = EndpointRow::read(&row);
+        for row in tx.query(&PostgresEndpointRow::sql("p.version > $1"), bind![known]).await? {
+            let row = PostgresEndpointRow::read(&row);
             endpoints.push((row.endpoint.no, row.endpoint.id, self.changed_endpoint(row)?));
         }
         let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-        for row in tx.query(SecretRow::SQL, bind![known]).await? {
-            let SecretRow { secret, endpoint } = SecretRow::read(&row);
+        for row in tx.query(PostgresSecretRow::SQL, bind![known]).await? {
+            let PostgresSecretRow { secret, endpoint } = PostgresSecretRow::read(&row);
             secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
         }
         for (no, _, changed) in &mut endpoints {
@@ -104,7 +104,7 @@ impl PostgresState {
     }
 
     /// Returns a tenant's id, and its number and the tenant unless it was deleted.
-    fn changed_tenant(&self, row: TenantRow) -> (TenantId, Option<(i64, ChangedTenant)>) {
+    fn changed_tenant(&self, row: PostgresTenantRow) -> (TenantId, Option<(i64, ChangedTenant)>) {
         let (no, id) = (row.tenant.no, row.tenant.id.clone());
         if row.is_deleted {
             return (id, None);
@@ -114,7 +114,7 @@ impl PostgresState {
         (id, Some((no, ChangedTenant { tenant, unreadable })))
     }
 
-    fn changed_endpoint(&self, row: EndpointRow) -> Result<ChangedEndpoint> {
+    fn changed_endpoint(&self, row: PostgresEndpointRow) -> Result<ChangedEndpoint> {
         if row.is_deleted {
             return Ok(ChangedEndpoint::Deleted);
         }

@@ -57,7 +57,7 @@ pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Res
     let events: HashMap<i64, EventRow> = events.map(|row| (row.no, row.event)).collect();
     let reached = wanted.iter().position(|one| !events.contains_key(&one.event)).unwrap_or(wanted.len());
     // A delivery that only a newer version can send waits for a node of it.
-    let claims = waiting.iter().map(ClaimRow::read).filter_map(|row| {
+    let claims = waiting.iter().map(PostgresClaimRow::read).filter_map(|row| {
         let event = events.get(&row.event)?.clone();
         let (event, is_damaged) = event.event(row.delivery.tenant.clone());
         let format = format_of(row.delivery.format.0).ok()?;
@@ -68,7 +68,7 @@ pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Res
 
 row! {
     /// What an attempt needs of a delivery, and the number of its event.
-    postgres struct ClaimRow {
+    postgres struct PostgresClaimRow {
         event: i64 = "d.event",
         delivery: ClaimColumns = ClaimColumns::COLUMNS,
     }
@@ -85,7 +85,7 @@ row! {
 /// Reads what an attempt needs, except the event: `sql/read_claims.sql`.
 pub static READ_CLAIMS: LazyLock<StoredFunction> = LazyLock::new(|| {
     let sql = NamedSql::new(include_str!("sql/read_claims.sql")).parameter("deliveries", Type::INT8_ARRAY);
-    StoredFunction::query::<ClaimRow>("read_claims", LOOKUPS, sql.replace("columns", ClaimRow::COLUMNS))
+    StoredFunction::query::<PostgresClaimRow>("read_claims", LOOKUPS, sql.replace("columns", PostgresClaimRow::COLUMNS))
 });
 
 static READ_EVENTS: LazyLock<String> = LazyLock::new(|| {

@@ -101,8 +101,8 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit, FORMAT_CODE_MAX])).await?;
     let mut page = DuePage::default();
     let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
-    let rows: Vec<DueRow> = rows.iter().map(DueRow::read).collect();
-    for DueRow { no, due_at, created_at, event } in &rows {
+    let rows: Vec<PostgresDueRow> = rows.iter().map(PostgresDueRow::read).collect();
+    for PostgresDueRow { no, due_at, created_at, event } in &rows {
         let (no, due_at) = (*no, *due_at);
         if query.except.contains(&delivery_id(no, *created_at)) {
             continue;
@@ -128,7 +128,7 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
         let from = shared.watermarks.of(endpoint).due_at;
         let first = bind![endpoint, from, 1_i64, FORMAT_CODE_MAX];
         let rows = with_timeout(client.query_typed(READ_DUE.call(), first)).await?;
-        page.next_due = rows.first().map(|row| at(DueRow::read(row).due_at));
+        page.next_due = rows.first().map(|row| at(PostgresDueRow::read(row).due_at));
     }
     Ok(page)
 }
@@ -143,7 +143,7 @@ pub async fn earliest_due(shared: &PostgresState, shards: Vec<i16>) -> Result<Ve
 
 row! {
     /// A due delivery, with what is needed to choose among them.
-    postgres struct DueRow {
+    postgres struct PostgresDueRow {
         no: i64 = "d.no",
         due_at: i64 = "d.due_at",
         created_at: i64 = "d.created_at",
@@ -170,7 +170,7 @@ pub static READ_URGENT: LazyLock<StoredFunction> =
 fn due_function(name: &str, sql: &str) -> StoredFunction {
     let sql = NamedSql::new(sql).parameter("endpoint", Type::INT8).parameter("from", Type::INT8);
     let sql = sql.parameter("limit", Type::INT8).parameter("format_max", Type::INT2);
-    StoredFunction::query::<DueRow>(name, IN_ORDER, sql.replace("columns", DueRow::COLUMNS))
+    StoredFunction::query::<PostgresDueRow>(name, IN_ORDER, sql.replace("columns", PostgresDueRow::COLUMNS))
 }
 
 /// Reads the earliest due time of each endpoint: `sql/earliest_due.sql`.

@@ -24,7 +24,7 @@ use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Resul
 
 row! {
     /// An endpoint with its tenant and its health.
-    pub postgres struct EndpointRow {
+    pub postgres struct PostgresEndpointRow {
         /// Columns of the endpoint.
         endpoint: EndpointColumns = EndpointColumns::COLUMNS,
         /// Id of its tenant.
@@ -36,7 +36,7 @@ row! {
     }
 }
 
-impl EndpointRow {
+impl PostgresEndpointRow {
     /// Selects such rows by a condition.
     pub fn sql(condition: &str) -> String {
         format!(
@@ -64,8 +64,10 @@ pub fn seal_urls(shared: &PostgresState, endpoint: &Endpoint) -> Vec<u8> {
 
 /// Returns an endpoint as the transaction sees it, and locks its row.
 pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i64, Endpoint)>> {
-    let row = work.tx.query_opt(&EndpointRow::sql("p.id = $1 FOR UPDATE OF p"), bind![id]).await?;
-    let Some(row) = row.map(|row| EndpointRow::read(&row)).filter(|row| !row.is_deleted) else { return Ok(None) };
+    let row = work.tx.query_opt(&PostgresEndpointRow::sql("p.id = $1 FOR UPDATE OF p"), bind![id]).await?;
+    let Some(row) = row.map(|row| PostgresEndpointRow::read(&row)).filter(|row| !row.is_deleted) else {
+        return Ok(None);
+    };
     let seal = &work.shared.options.seal;
     let (no, endpoint) = (row.endpoint.no, row.endpoint(seal)?);
     let ceiling = work.shared.index().tenant(&endpoint.tenant).map(|tenant| tenant.limits.endpoint);

@@ -24,7 +24,7 @@ use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_json::from_json;
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
-pub use events::EventRecordColumns;
+pub use events::PostgresEventRecordColumns;
 use walk::number_at;
 
 mod by_finish;
@@ -42,8 +42,8 @@ const LENT_MS_MAX: i64 = 1_000;
 #[async_trait]
 impl History for PostgresStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
-        let found = find_event(&self.shared, tenant, id, EventRecordColumns::COLUMNS).await?;
-        found.map(|row| EventRecordColumns::read(&row).record(tenant.clone())).transpose()
+        let found = find_event(&self.shared, tenant, id, PostgresEventRecordColumns::COLUMNS).await?;
+        found.map(|row| PostgresEventRecordColumns::read(&row).record(tenant.clone())).transpose()
     }
 
     async fn events(&self, tenant: &TenantId, query: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {
@@ -207,7 +207,7 @@ async fn lanes(
     let after = page.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~')).map(str::to_owned);
     let looked_max = ROWS_PER_PAGE_MAX as i64;
     let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
-    let columns = joined!(", "; LaneScan::COLUMNS, LaneRow::COLUMNS);
+    let columns = joined!(", "; LaneScan::COLUMNS, PostgresLaneRow::COLUMNS);
     let sql = include_str!("sql/lanes.sql").replace("{columns}", columns);
     let rows = read_rows(shared, &sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
     let mut scan = LaneScan::default();
@@ -216,7 +216,7 @@ async fn lanes(
         let mut column = 0;
         scan = LaneScan::read_next(row, &mut column);
         if let Some(lane) = scan.found.take() {
-            found.data.push(LaneRow::read_next(row, &mut column).lane(&lane));
+            found.data.push(PostgresLaneRow::read_next(row, &mut column).lane(&lane));
             last = Some(lane);
         }
     }
@@ -241,7 +241,7 @@ row! {
 
 row! {
     /// What is shown of a lane.
-    postgres struct LaneRow {
+    postgres struct PostgresLaneRow {
         head: i64 = "f.head",
         head_created_at: i64 = "f.created_at",
         is_blocked: bool = "f.is_dead",
@@ -250,7 +250,7 @@ row! {
     }
 }
 
-impl LaneRow {
+impl PostgresLaneRow {
     /// Returns the lane with this key.
     fn lane(self, key: &str) -> Lane {
         Lane {

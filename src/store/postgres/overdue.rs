@@ -28,7 +28,7 @@ pub async fn read_overdue(
     let one_more = limit as i64 + 1;
     let rows = read_rows(shared, OVERDUE.call(), bind![shards, one_more, FORMAT_CODE_MAX]).await?;
     let mut page = OverduePage::default();
-    for row in rows.iter().map(OverdueRow::read) {
+    for row in rows.iter().map(PostgresOverdueRow::read) {
         if row.expiry_check_at > millis(now) || page.found.len() == limit {
             page.next_at = Some(at(row.expiry_check_at));
             break;
@@ -40,7 +40,7 @@ pub async fn read_overdue(
 
 row! {
     /// A delivery whose expiry is to be checked.
-    postgres struct OverdueRow {
+    postgres struct PostgresOverdueRow {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,
         expiry_check_at: i64 = "d.look_at",
     }
@@ -60,7 +60,11 @@ row! {
 pub static OVERDUE: LazyLock<StoredFunction> = LazyLock::new(|| {
     let sql = NamedSql::new(include_str!("sql/overdue.sql")).parameter("shards", Type::INT2_ARRAY);
     let sql = sql.parameter("limit", Type::INT8).parameter("format_max", Type::INT2);
-    StoredFunction::query::<OverdueRow>("overdue", IN_ORDER, sql.replace("columns", OverdueRow::COLUMNS))
+    StoredFunction::query::<PostgresOverdueRow>(
+        "overdue",
+        IN_ORDER,
+        sql.replace("columns", PostgresOverdueRow::COLUMNS),
+    )
 });
 
 /// Reads waiting deliveries that have had no attempt: `sql/untried.sql`.

@@ -11,7 +11,7 @@ use crate::store::{Result, ScrubStep, Scrubbed};
 
 row! {
     /// An event that is compared with its checksum.
-    postgres struct ScrubRow {
+    postgres struct PostgresScrubRow {
         no: i64 = "e.no",
         tenant: TenantId = "t.id",
         event: EventRow = EventRow::COLUMNS,
@@ -21,12 +21,12 @@ row! {
 /// Compares the next events with their checksums.
 pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> {
     let (after, limit) = (step.after.cast_signed(), step.limit as i64);
-    let sql = include_str!("sql/scrub.sql").replace("{columns}", ScrubRow::COLUMNS);
+    let sql = include_str!("sql/scrub.sql").replace("{columns}", PostgresScrubRow::COLUMNS);
     let rows = read_rows(shared, &sql, bind![after, limit]).await?;
     let (mut nos, mut checksums) = (Vec::new(), Vec::new());
     let mut scrubbed = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
     let mut last = None;
-    for row in rows.iter().map(ScrubRow::read) {
+    for row in rows.iter().map(PostgresScrubRow::read) {
         last = Some(row.no.cast_unsigned());
         let has_checksum = row.event.checksum.is_some();
         let (event, is_damaged) = row.event.event(row.tenant);

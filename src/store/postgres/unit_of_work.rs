@@ -185,7 +185,7 @@ impl PostgresState {
 
 row! {
     /// A delivery, as operational events describe it.
-    postgres struct SubjectRow from "FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
+    postgres struct PostgresSubjectRow from "FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
              JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
          WHERE d.no = $1" {
         subject: SubjectColumns = SubjectColumns::COLUMNS,
@@ -195,6 +195,6 @@ row! {
 /// Reads what operational events say of a delivery. Returns nothing for the
 /// system tenant, about whose deliveries there are no operational events.
 pub async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
-    let found = tx.query_opt(SubjectRow::SQL, bind![no]).await?;
-    Ok(found.and_then(|row| SubjectRow::read(&row).subject.subject(no)))
+    let found = tx.query_opt(PostgresSubjectRow::SQL, bind![no]).await?;
+    Ok(found.and_then(|row| PostgresSubjectRow::read(&row).subject.subject(no)))
 }

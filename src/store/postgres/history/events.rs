@@ -19,13 +19,13 @@ const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
 row! {
     /// What is shown of an event.
     #[derive(Clone)]
-    pub postgres struct EventRecordColumns {
+    pub postgres struct PostgresEventRecordColumns {
         event: EventRow = EventRow::COLUMNS,
         withheld: Option<StoredCode> = "e.withheld",
     }
 }
 
-impl EventRecordColumns {
+impl PostgresEventRecordColumns {
     /// Returns the event of this tenant.
     pub fn record(self, tenant: TenantId) -> Result<EventRecord> {
         let deliveries = self.event.deliveries.max(0) as u32;
@@ -37,7 +37,7 @@ impl EventRecordColumns {
 
 /// The columns of a list: how far it has come, which event was found, if one
 /// was, and the event.
-const LIST: &str = joined!(", "; ScanColumns::COLUMNS, "f.no", EventRecordColumns::COLUMNS);
+const LIST: &str = joined!(", "; ScanColumns::COLUMNS, "f.no", PostgresEventRecordColumns::COLUMNS);
 
 /// Returns a page of a tenant's events, newest first.
 pub async fn list(
@@ -78,7 +78,7 @@ pub async fn list(
             let mut column = 0;
             scanned = ScanColumns::read_next(row, &mut column).into();
             let Some(no) = Option::<i64>::read_next(row, &mut column) else { continue };
-            let record = EventRecordColumns::read_next(row, &mut column).record(tenant.clone())?;
+            let record = PostgresEventRecordColumns::read_next(row, &mut column).record(tenant.clone())?;
             bytes += record.event.data.len();
             last = Some(no);
             found.data.push(record);
