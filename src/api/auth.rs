@@ -36,6 +36,7 @@ use crate::model::id::{TenantId, TokenId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::words;
 use crate::model::token::{PREFIX, RequiredRight, Right, Token};
+use crate::store::MissingResource;
 
 pub use crate::model::token::TokenHash;
 
@@ -146,7 +147,7 @@ impl Principal {
         // This check comes first, so that the answer tells nothing else about another tenant.
         let own = token.tenant.as_ref();
         if own.zip(named_tenant).is_some_and(|(own, named)| named != own.as_str()) {
-            return Err(failed(AuthFailureKind::OtherTenant, Problem::not_found("tenant")));
+            return Err(failed(AuthFailureKind::OtherTenant, Problem::not_found(MissingResource::Tenant)));
         }
         if token.may(access.need, access.is_reading) {
             Ok(())

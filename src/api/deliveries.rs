@@ -27,7 +27,7 @@ use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, SecretId, Ten
 use crate::model::named_enum::NamedEnum;
 use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
-use crate::store::{Claim, ListPage};
+use crate::store::{Claim, ListPage, MissingResource};
 
 /// A delivery as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -286,7 +286,8 @@ pub async fn show(
 
 /// Reads a delivery as the API shows it.
 pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
-    let delivery = api.gateway.store.delivery(tenant, id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
+    let delivery =
+        api.gateway.store.delivery(tenant, id).await?.ok_or_else(|| Problem::not_found(MissingResource::Delivery))?;
     Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
 }
 
@@ -304,7 +305,7 @@ pub async fn attempts(
     NamedDelivery(id): NamedDelivery,
 ) -> Result<Json<Page<AttemptView>>, Problem> {
     let store = &api.gateway.store;
-    let not_found = || Problem::not_found("delivery");
+    let not_found = || Problem::not_found(MissingResource::Delivery);
     let delivery = store.delivery(&tenant, id).await?.ok_or_else(not_found)?;
     let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(not_found)?;
     let attempts = store.attempts(&tenant, id).await?.ok_or_else(not_found)?;

@@ -200,5 +200,5 @@ pub(super) async fn breaker_states(
 /// Returns the settings above the tenant's ceiling, with the values in force.
 fn capped(endpoint: &Endpoint) -> BTreeMap<&'static str, String> {
     let above = endpoint.ceiling.above(&endpoint.settings).into_iter();
-    above.map(|above| (above.limit.trim_start_matches("endpoint."), above.most)).collect()
+    above.map(|above| (above.setting.limit().trim_start_matches("endpoint."), above.most)).collect()
 }

@@ -39,7 +39,7 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::policy::RetryPolicy;
 use crate::model::span::words;
 use crate::model::url_versions::UrlVersions;
-use crate::store::{BatchMode, EndpointChange, Error};
+use crate::store::{BatchMode, EndpointChange, Error, MissingResource};
 
 /// An endpoint to be created.
 #[derive(ToSchema)]
@@ -107,7 +107,7 @@ fn fill_from_tenant(
     given: &Map<String, Value>,
     settings: &mut EndpointSettings,
 ) -> Result<EndpointCeiling, Problem> {
-    let known_tenant = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
+    let known_tenant = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found(MissingResource::Tenant))?;
     let defaults = &known_tenant.defaults;
     let is_left_out = |name: &str| !given.contains_key(name);
     if let Some(retry) = defaults.retry.clone().filter(|_| is_left_out("retry")) {
@@ -146,21 +146,14 @@ fn check_ceiling(
     current: Option<&EndpointSettings>,
 ) -> Result<(), Problem> {
     let limits = api.gateway.store.tenant(tenant).map(|tenant| tenant.limits.clone()).unwrap_or_default();
-    let is_changed = |above: &AboveCeiling| match above.limit {
-        "endpoint.max_in_flight" => current.is_none_or(|current| current.max_in_flight != settings.max_in_flight),
-        "endpoint.per_second" => current.is_none_or(|current| current.rate != settings.rate),
-        "endpoint.timeout" => current.is_none_or(|current| current.timeout != settings.timeout),
-        "endpoint.max_attempts" => {
-            settings.retry.max_attempts.is_some() && current.is_none_or(|current| current.retry != settings.retry)
-        }
-        _ => settings.retry.max_age.is_some() && current.is_none_or(|current| current.retry != settings.retry),
-    };
+    let is_changed = |above: &AboveCeiling| above.setting.is_set(settings, current);
     let above: Vec<AboveCeiling> = limits.endpoint.above(settings).into_iter().filter(is_changed).collect();
     let Some(first) = above.first() else { return Ok(()) };
-    let limit = first.limit;
-    let errors = above.iter().map(|AboveCeiling { pointer, limit, is, most }| FieldError {
-        pointer: (*pointer).to_owned(),
-        detail: format!("{} is {is}; tenant {tenant} may set at most {most} (limits.{limit})", &pointer[1..]),
+    let limit = first.setting.limit();
+    let errors = above.iter().map(|AboveCeiling { setting, is, most }| {
+        let (pointer, limit) = (setting.pointer(), setting.limit());
+        let detail = format!("{} is {is}; tenant {tenant} may set at most {most} (limits.{limit})", &pointer[1..]);
+        FieldError { pointer: pointer.to_owned(), detail }
     });
     Err(Problem::fields(ProblemCode::LimitExceeded, errors.collect()).naming_limit(limit))
 }
@@ -254,7 +247,7 @@ pub async fn list(
     let page_request = ask("endpoints", params.limit, params.cursor.as_deref())?;
     let below: Option<EndpointId> = match &page_request.cursor {
         None => None,
-        Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::NotFound("cursor")))?),
+        Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::InvalidCursor))?),
     };
     // All endpoints are in memory; a breaker's live state is asked for only if it matters.
     let mut listed = api.gateway.store.endpoints(&tenant);
@@ -277,7 +270,7 @@ pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<A
     let store = &api.gateway.store;
     store.endpoint(tenant, id).ok_or_else(|| match store.unreadable_endpoint(tenant, id) {
         Some(newer) => Error::Unreadable(newer).into(),
-        None => Problem::not_found("endpoint"),
+        None => Problem::not_found(MissingResource::Endpoint),
     })
 }
 

@@ -20,7 +20,7 @@ use crate::model::audit::Initiator;
 use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::{Error, EventQuery, EventRecord};
+use crate::store::{Error, EventQuery, EventRecord, MissingResource};
 
 /// An event as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -174,7 +174,8 @@ pub async fn show(
     TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<EventView>, Problem> {
-    let record = api.gateway.store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
+    let record =
+        api.gateway.store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found(MissingResource::Event))?;
     match record.withheld {
         Some(event::DataRemoval::Expunged) => Err(Error::Expunged(id).into()),
         Some(event::DataRemoval::Unmatched) | None => Ok(Json(EventView::of(&api, record))),
@@ -183,7 +184,8 @@ pub async fn show(
 
 /// Returns an event that still has its data, or the problem.
 async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
-    let record = api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found("event"))?;
+    let record =
+        api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found(MissingResource::Event))?;
     match record.withheld {
         Some(event::DataRemoval::Expunged) => Err(Error::Expunged(id.clone()).into()),
         Some(event::DataRemoval::Unmatched) => Err(Error::Unmatched(id.clone()).into()),
@@ -223,7 +225,7 @@ pub async fn deliveries(
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let deliveries = api.gateway.store.event_deliveries(&tenant, &id).await?;
-    let deliveries = deliveries.ok_or_else(|| Problem::not_found("event"))?;
+    let deliveries = deliveries.ok_or_else(|| Problem::not_found(MissingResource::Event))?;
     Ok(Json(Page::whole(DeliveryView::all(&api.gateway, deliveries).await)))
 }
 

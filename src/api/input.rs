@@ -27,8 +27,10 @@ use super::request_schema::{find_non_object, find_other_kind};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
 use crate::model::pointer::child;
+use crate::store::MissingResource;
 
 /// Timeout for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -436,10 +438,10 @@ impl FromRequestParts<SharedApiState> for TenantPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, api: &SharedApiState) -> Result<Self, Problem> {
-        let id: TenantId = path_part(parts, "tenant").await?;
+        let id: TenantId = path_part(parts, MissingResource::Tenant).await?;
         match api.gateway.store.tenant(&id) {
             Some(_) => Ok(Self(id)),
-            None => Err(Problem::not_found("tenant")),
+            None => Err(Problem::not_found(MissingResource::Tenant)),
         }
     }
 }
@@ -451,51 +453,53 @@ impl FromRequestParts<SharedApiState> for ProducerTenant {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, api: &SharedApiState) -> Result<Self, Problem> {
-        let id: TenantId = path_part(parts, "tenant").await?;
-        api.gateway.store.tenant(&id).map(Self).ok_or_else(|| Problem::not_found("tenant"))
+        let id: TenantId = path_part(parts, MissingResource::Tenant).await?;
+        api.gateway.store.tenant(&id).map(Self).ok_or_else(|| Problem::not_found(MissingResource::Tenant))
     }
 }
 
 macro_rules! path_id {
-    ($(#[$doc:meta])* $name:ident, $id:ty, $part:literal) => {
+    ($(#[$doc:meta])* $name:ident, $id:ty, $part:ident) => {
         $(#[$doc])*
         pub struct $name(pub $id);
 
         impl<S: Send + Sync> FromRequestParts<S> for $name {
             type Rejection = Problem;
             async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-                path_part(parts, $part).await.map(Self)
+                path_part(parts, MissingResource::$part).await.map(Self)
             }
         }
     };
 }
 path_id!(
     /// The tenant a route names, whether it exists or not.
-    NamedTenant, TenantId, "tenant"
+    NamedTenant, TenantId, Tenant
 );
 path_id!(
     /// The token a route names.
-    NamedToken, TokenId, "token"
+    NamedToken, TokenId, Token
 );
 path_id!(
     /// The endpoint a route names.
-    NamedEndpoint, EndpointId, "endpoint"
+    NamedEndpoint, EndpointId, Endpoint
 );
 path_id!(
     /// The event a route names.
-    NamedEvent, EventId, "event"
+    NamedEvent, EventId, Event
 );
 path_id!(
     /// The delivery a route names.
-    NamedDelivery, DeliveryId, "delivery"
+    NamedDelivery, DeliveryId, Delivery
 );
 
-/// Reads an id from the path. A text that cannot be an id is answered 404.
-async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Result<T, Problem> {
+/// Reads the id of a resource from the path. A text that cannot be an id is
+/// answered 404.
+async fn path_part<T: std::str::FromStr>(parts: &mut Parts, resource: MissingResource) -> Result<T, Problem> {
+    let name = resource.as_str();
     let params = parts.extract::<Path<Vec<(String, String)>>>().await;
-    let Path(params) = params.map_err(|_| Problem::not_found(name))?;
+    let Path(params) = params.map_err(|_| Problem::not_found(resource))?;
     let text = params.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
-    text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::not_found(name))
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::not_found(resource))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::lifecycle::storage_admission::StorageRefusal;
 use crate::metrics::LimitOwner;
 use crate::model::id::TenantId;
 use crate::store;
+use crate::store::MissingResource;
 
 /// A problem to be rendered as the response.
 #[derive(Debug, Clone)]
@@ -34,14 +35,7 @@ pub struct Problem {
     limit: Option<LimitOwner>,
     limit_name: Option<&'static str>,
     /// What is missing, if something is.
-    missing: Option<MissingThing>,
-}
-
-/// Something that does not exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MissingThing {
-    Tenant,
-    OfTenant,
+    missing: Option<MissingResource>,
 }
 
 /// One field at fault.
@@ -234,17 +228,18 @@ impl Problem {
     }
 
     /// Returns the problem that a resource does not exist.
-    pub fn not_found(what: &str) -> Self {
-        let problem = Self::new(ProblemCode::NotFound, format!("there is no such {what}"));
-        let missing = if what == "tenant" { MissingThing::Tenant } else { MissingThing::OfTenant };
+    pub fn not_found(missing: MissingResource) -> Self {
+        let problem = Self::new(ProblemCode::NotFound, format!("there is no such {missing}"));
         Self { missing: Some(missing), ..problem }
     }
 
     /// Names the tenant that was looked for, or in which something else was.
     pub fn naming_tenant(mut self, tenant: &TenantId) -> Self {
         match self.missing {
-            Some(MissingThing::Tenant) => self.detail = format!("there is no tenant {tenant}"),
-            Some(MissingThing::OfTenant) => self.detail.push_str(&format!(" in tenant {tenant}")),
+            Some(MissingResource::Tenant) => self.detail = format!("there is no tenant {tenant}"),
+            Some(
+                MissingResource::Endpoint | MissingResource::Event | MissingResource::Delivery | MissingResource::Token,
+            ) => self.detail.push_str(&format!(" in tenant {tenant}")),
             None => {}
         }
         self
@@ -347,9 +342,7 @@ impl From<store::Error> for Problem {
                 warn!("answered 503: {detail}");
                 Self::new(ProblemCode::Unavailable, detail)
             }
-            store::Error::NotFound("cursor") => {
-                Self::new(ProblemCode::InvalidCursor, "the cursor is not one of this list; start again without it")
-            }
+            store::Error::InvalidCursor => Self::new(ProblemCode::InvalidCursor, detail),
             store::Error::NotFound(what) => Self::not_found(what),
             store::Error::WrongState(_) => Self::new(ProblemCode::WrongState, detail),
             store::Error::OverLimit(over) => Self::new(ProblemCode::LimitExceeded, detail).naming_limit(over.limit),

@@ -26,6 +26,7 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantLimits, TenantUsage};
 use crate::model::rate::Rate;
 use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use crate::store::MissingResource;
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -179,7 +180,7 @@ pub struct TenantParams {
     security(("token" = ["read"])),
 )]
 pub async fn show(State(api): State<SharedApiState>, TenantPath(id): TenantPath) -> Result<Json<TenantView>, Problem> {
-    let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
+    let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found(MissingResource::Tenant))?;
     Ok(Json(TenantView::read(&api, &tenant).await?))
 }
 
@@ -291,7 +292,7 @@ pub async fn update(
 ) -> Result<Json<TenantView>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let patch = fields_from_json::<TenantSettings>(&body)?;
-    let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
+    let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found(MissingResource::Tenant))?;
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));
     let settings: TenantSettings = from_value(&document)?;

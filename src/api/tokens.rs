@@ -20,7 +20,7 @@ use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemC
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
-use crate::store::{Error, TokenScope};
+use crate::store::{Error, MissingResource, TokenScope};
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -235,7 +235,7 @@ fn visible_scope(principal: &Principal, is_admin: bool) -> TokenScope {
 fn visible_tenant(api: &SharedApiState, principal: &Principal, named: &str) -> Result<TenantId, Problem> {
     let is_visible = principal.tenant().is_none_or(|own| own.as_str() == named);
     let tenant = named.parse().ok().filter(|id| is_visible && api.gateway.store.tenant(id).is_some());
-    tenant.ok_or_else(|| Problem::not_found("tenant"))
+    tenant.ok_or_else(|| Problem::not_found(MissingResource::Tenant))
 }
 
 /// Revoke a token

@@ -3,8 +3,11 @@
 
 use std::io::IsTerminal;
 
-use crate::model::delivery::DeadCause;
+use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::endpoint::EndpointState;
+use crate::model::health::BreakerState;
 use crate::model::named_enum::NamedEnum;
+use crate::model::verdict::Verdict;
 
 /// Width of a terminal that does not tell its own.
 const USUAL_WIDTH: usize = 80;
@@ -79,18 +82,55 @@ impl Tone {
     /// Returns the tone of a field's value, where the value is a state or a verdict.
     pub fn of(field: &str, value: &str) -> Option<Self> {
         let name = field.rsplit('.').next().unwrap_or(field);
-        if !matches!(name, "state" | "breaker" | "verdict" | "cause" | "blocked") {
-            return None;
-        }
-        match value.split(' ').next().unwrap_or(value) {
-            "active" | "closed" | "delivered" => Some(Self::Good),
-            "waiting" | "in" | "paused" | "retry" | "half_open" | "ramp" => Some(Self::Watch),
-            "cancelled" => Some(Self::Faint),
-            "open" | "dead" | "disabled" | "refused" | "gone" | "true" => Some(Self::Bad),
-            word if DeadCause::ALL.iter().any(|cause| cause.as_str() == word) => Some(Self::Bad),
+        let word = value.split(' ').next().unwrap_or(value);
+        match name {
+            "state" if value.starts_with("in flight") => Some(Self::Watch),
+            "state" => named(word).map(Self::of_delivery).or_else(|| named(word).map(Self::of_endpoint)),
+            "breaker" => named(word).map(Self::of_breaker),
+            "verdict" => named(word).map(Self::of_verdict),
+            "cause" => named(word).map(|_: DeadCause| Self::Bad),
+            "blocked" => (word == "true").then_some(Self::Bad),
             _ => None,
         }
     }
+
+    fn of_delivery(state: DeliveryState) -> Self {
+        match state {
+            DeliveryState::Delivered => Self::Good,
+            DeliveryState::Waiting => Self::Watch,
+            DeliveryState::Dead => Self::Bad,
+            DeliveryState::Cancelled => Self::Faint,
+        }
+    }
+
+    fn of_endpoint(state: EndpointState) -> Self {
+        match state {
+            EndpointState::Active => Self::Good,
+            EndpointState::Paused => Self::Watch,
+            EndpointState::Disabled => Self::Bad,
+        }
+    }
+
+    fn of_breaker(state: BreakerState) -> Self {
+        match state {
+            BreakerState::Closed => Self::Good,
+            BreakerState::HalfOpen | BreakerState::Ramp => Self::Watch,
+            BreakerState::Open => Self::Bad,
+        }
+    }
+
+    fn of_verdict(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Delivered => Self::Good,
+            Verdict::Retry => Self::Watch,
+            Verdict::Refused | Verdict::Gone => Self::Bad,
+        }
+    }
+}
+
+/// Returns the variant of this name, if there is one.
+fn named<T: NamedEnum>(name: &str) -> Option<T> {
+    T::ALL.iter().copied().find(|value| value.as_str() == name)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::model::delivery::after;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
-use crate::store::{AcceptResult, BatchMode, Error, EventContent, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, Error, EventContent, MissingResource, RoutedEvent};
 
 /// Most deliveries of one event.
 pub const FANOUT_MAX: usize = 1_000;
@@ -193,7 +193,7 @@ pub async fn accept_over(
         return Err(AcceptRefusal::StorageFull);
     }
     let Some(settings) = gateway.store.tenant(tenant) else {
-        return Err(AcceptRefusal::Store(Error::NotFound("tenant")));
+        return Err(AcceptRefusal::Store(Error::NotFound(MissingResource::Tenant)));
     };
     gateway.intake.charge(tenant, gateway.ingest_rate(&settings), submissions.len(), now)?;
     let mut outcomes: Vec<Option<AcceptOutcome>> = Vec::with_capacity(submissions.len());

@@ -13,7 +13,7 @@ use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::model::tenant::Tenant;
-use crate::store::{DeliveryChange, EndpointChange, Error, Result};
+use crate::store::{DeliveryChange, EndpointChange, Error, MissingResource, Result};
 
 /// Changes one delivery as a person asked.
 pub async fn change_delivery(
@@ -49,7 +49,8 @@ pub async fn change_delivery(
 /// cannot be sent again. A second call changes nothing.
 pub async fn expunge_event(gateway: &Gateway, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<()> {
     loop {
-        let deliveries = gateway.store.event_deliveries(tenant, id).await?.ok_or(Error::NotFound("event"))?;
+        let deliveries =
+            gateway.store.event_deliveries(tenant, id).await?.ok_or(Error::NotFound(MissingResource::Event))?;
         for delivery in deliveries.iter().filter(|delivery| delivery.state == DeliveryState::Waiting) {
             match change_delivery(gateway, by, tenant, delivery.id, DeliveryChange::Cancel).await {
                 // `WrongState`: the delivery ended by itself meanwhile.
@@ -66,7 +67,9 @@ pub async fn expunge_event(gateway: &Gateway, by: &Initiator, tenant: &TenantId,
 
 /// Refuses to retry a delivery whose attempt is running now.
 async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<()> {
-    let Some(delivery) = gateway.store.delivery(tenant, id).await? else { return Err(Error::NotFound("delivery")) };
+    let Some(delivery) = gateway.store.delivery(tenant, id).await? else {
+        return Err(Error::NotFound(MissingResource::Delivery));
+    };
     if node_questions::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
         return Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer")));
     }
@@ -142,7 +145,9 @@ pub async fn close_breaker(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
+    let Some(endpoint) = gateway.store.endpoint(tenant, id) else {
+        return Err(Error::NotFound(MissingResource::Endpoint));
+    };
     // What its owner just observed may neither be stored nor published yet.
     let live = ask_health(gateway, tenant, id).await?;
     if live.unwrap_or_else(|| gateway.dispatcher.health(&endpoint)).open_until().is_none() {

@@ -7,7 +7,7 @@ use super::live_status::{LiveStatusQuery, live_statuses};
 use super::waiting::outlook;
 use crate::model::explain::{Explanation, ExplanationFacts, explain};
 use crate::model::id::{DeliveryId, TenantId};
-use crate::store::{Error, Result};
+use crate::store::{Error, MissingResource, Result};
 
 /// Tells why a delivery stands where it stands; to the operator also which
 /// addresses were refused.
@@ -17,7 +17,7 @@ pub async fn explain_delivery(
     id: DeliveryId,
     is_operator: bool,
 ) -> Result<Explanation> {
-    let missing = || Error::NotFound("delivery");
+    let missing = || Error::NotFound(MissingResource::Delivery);
     let store = &gateway.store;
     let delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
     let attempts = store.attempts(tenant, id).await?.ok_or_else(missing)?;

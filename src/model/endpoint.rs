@@ -18,7 +18,7 @@ use super::rate::Rate;
 pub use super::signing::Secret;
 use super::url_versions::UrlVersions;
 use super::wall_offset::WallOffset;
-pub use ceiling::{AboveCeiling, EndpointCeiling};
+pub use ceiling::{AboveCeiling, CappedSetting, EndpointCeiling};
 pub use matching::{EndpointMatch, ParsedData};
 pub use settings::{AttemptTimeouts, EndpointSettings, OnDead, Ordering};
 

@@ -18,7 +18,7 @@ use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
-use crate::store::{Error, Result, UnreadableRecord};
+use crate::store::{Error, MissingResource, Result, UnreadableRecord};
 
 /// The tenants, endpoints and tokens in memory.
 #[derive(Default)]
@@ -430,7 +430,7 @@ impl CatalogIndex {
     /// read.
     pub fn matching_readable(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         let Some(entry) = self.tenants.get(&event.tenant) else {
-            return Err(Error::NotFound("tenant"));
+            return Err(Error::NotFound(MissingResource::Tenant));
         };
         if let Some(named) = &event.endpoints {
             return named

@@ -19,9 +19,12 @@ pub enum Error {
     /// The shard has another owner now; drop whatever you hold of it.
     #[error("the lease on shard {} has ended", .0.0)]
     Stale(Shard),
-    /// The named thing does not exist.
+    /// The resource does not exist.
     #[error("there is no such {0}")]
-    NotFound(&'static str),
+    NotFound(MissingResource),
+    /// The cursor does not belong to the list; start again without it.
+    #[error("the cursor is not one of this list; start again without it")]
+    InvalidCursor,
     /// The thing exists, but its state does not allow the call.
     #[error("{0}")]
     WrongState(String),
@@ -56,6 +59,22 @@ pub enum Error {
     /// The event names an endpoint that does not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
+}
+
+/// A resource that does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum MissingResource {
+    /// The tenant of the call, or the one it is about.
+    Tenant,
+    /// An endpoint of the tenant.
+    Endpoint,
+    /// An event of the tenant.
+    Event,
+    /// A delivery of the tenant.
+    Delivery,
+    /// A token of the tenant or the gateway.
+    Token,
 }
 
 /// A sealed text that cannot be opened is unavailable: it can be read again

@@ -63,7 +63,7 @@ pub use claim::{Claim, DuePage, DueQuery};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
 pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
-pub use error::{Error, Result};
+pub use error::{Error, MissingResource, Result};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest};
 pub use retention::{ForgottenCounts, RetentionHorizon};

@@ -60,7 +60,7 @@ impl FinishPosition {
         let begin = Self { finished_at: latest, no: i64::MAX };
         let Some(cursor) = &page.cursor else { return Ok(begin) };
         let parts = cursor.split_once('.').and_then(|(at, no)| Some((at.parse().ok()?, no.parse().ok()?)));
-        let (finished_at, no) = parts.ok_or(Error::NotFound("cursor"))?;
+        let (finished_at, no) = parts.ok_or(Error::InvalidCursor)?;
         Ok(if finished_at > latest { begin } else { Self { finished_at, no } })
     }
 

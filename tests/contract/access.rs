@@ -9,7 +9,7 @@ use posthaste::model::id::{TenantId, TokenId};
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::model::token::{Right, Token};
-use posthaste::store::{AuditQuery, DeliveryChange, EndpointChange, Error, PageRequest, TokenScope};
+use posthaste::store::{AuditQuery, DeliveryChange, EndpointChange, Error, MissingResource, PageRequest, TokenScope};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours, tenant};
@@ -98,7 +98,7 @@ async fn a_revoked_token_is_gone_at_once_and_after_closing(fixture: StoreFixture
     assert!(fixture.store.token(made.id).is_none());
     assert!(matches!(
         fixture.store.revoke_token(&Initiator::Gateway, made.id, TokenScope::All, at(4)).await,
-        Err(Error::NotFound("token"))
+        Err(Error::NotFound(MissingResource::Token))
     ));
     let fixture = fixture.reopened().await;
     assert!(fixture.store.token(made.id).is_none());
@@ -110,7 +110,7 @@ async fn a_tenants_token_is_not_revoked_for_another(fixture: StoreFixture) {
     let made = token(&fixture, &ours(), 1);
     fixture.store.create_token(&Initiator::Gateway, made.clone()).await.unwrap();
     let refused = fixture.store.revoke_token(&Initiator::Gateway, made.id, of(&acme), at(2)).await;
-    assert!(matches!(refused, Err(Error::NotFound("token"))));
+    assert!(matches!(refused, Err(Error::NotFound(MissingResource::Token))));
     assert!(fixture.store.token(made.id).is_some());
     fixture.store.revoke_token(&Initiator::Gateway, made.id, of(&ours()), at(2)).await.unwrap();
     assert!(fixture.store.token(made.id).is_none());
@@ -131,7 +131,7 @@ async fn a_deleted_tenant_takes_its_tokens_along(fixture: StoreFixture) {
 
 async fn a_token_for_no_tenant_is_refused(fixture: StoreFixture) {
     let refused = fixture.store.create_token(&Initiator::Gateway, token(&fixture, &tenant("nobody"), 1)).await;
-    assert!(matches!(refused, Err(Error::NotFound("tenant"))));
+    assert!(matches!(refused, Err(Error::NotFound(MissingResource::Tenant))));
 }
 
 async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_tenants(fixture: StoreFixture) {
@@ -149,7 +149,7 @@ async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_t
     assert_eq!(tokens(&fixture, of(&acme)).await, std::slice::from_ref(&theirs));
     for whose in [of(&acme), of(&ours()), TokenScope::Tenants] {
         let refused = fixture.store.revoke_token(&Initiator::Gateway, first.id, whose, at(4)).await;
-        assert!(matches!(refused, Err(Error::NotFound("token"))), "it is not one of a tenant's");
+        assert!(matches!(refused, Err(Error::NotFound(MissingResource::Token))), "it is not one of a tenant's");
     }
     fixture.store.use_tokens(vec![(second.id, at(9))]).await.unwrap();
     fixture.store.revoke_token(&Initiator::Gateway, first.id, TokenScope::All, at(4)).await.unwrap();
@@ -190,7 +190,7 @@ async fn tokens_are_listed_newest_first_page_by_page(fixture: StoreFixture) {
     assert_eq!(names(&tokens(&fixture, TokenScope::All).await), [at(5), at(4), at(3), at(2), at(1)]);
     assert_eq!(names(&tokens(&fixture, of(&acme)).await), [at(3)]);
     let wrong = fixture.store.tokens(TokenScope::All, page(3, Some("nonsense".into()))).await;
-    assert!(matches!(wrong, Err(Error::NotFound("cursor"))));
+    assert!(matches!(wrong, Err(Error::InvalidCursor)));
 }
 
 async fn the_latest_use_of_a_token_is_kept(fixture: StoreFixture) {
@@ -327,7 +327,7 @@ async fn what_is_refused_is_not_recorded(fixture: StoreFixture) {
     let refused = store.change(&caller(at(1)), &ours(), claim.id, DeliveryChange::Replay, at(1)).await;
     assert!(matches!(refused, Err(Error::WrongState(_))));
     let refused = store.delete_endpoint(&caller(at(1)), &tenant("other"), endpoint.id, at(1)).await;
-    assert!(matches!(refused, Err(Error::NotFound("endpoint"))));
+    assert!(matches!(refused, Err(Error::NotFound(MissingResource::Endpoint))));
     assert!(audit(&fixture, AuditQuery::default()).await.is_empty());
 }
 

@@ -7,7 +7,7 @@ use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
-use posthaste::store::{DeliveryChange, EndpointChange, Error};
+use posthaste::store::{DeliveryChange, EndpointChange, Error, MissingResource};
 use serde_json::{Value, json};
 
 use crate::fixture::{StoreFixture, at, event, ours, tenant};
@@ -76,7 +76,7 @@ async fn a_deleted_tenant_takes_its_endpoints_along_and_its_id_can_be_used_anew(
     assert!(fixture.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none());
     assert!(matches!(
         fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(6)).await,
-        Err(Error::NotFound("tenant"))
+        Err(Error::NotFound(MissingResource::Tenant))
     ));
 
     fixture.put_tenant("acme").await;
@@ -97,7 +97,7 @@ async fn endpoints_are_listed_newest_first(fixture: StoreFixture) {
 async fn an_endpoint_of_an_unknown_tenant_is_refused(fixture: StoreFixture) {
     let homeless = fixture.new_endpoint(&tenant("nobody"), json!({}));
     let problem = fixture.store.create_endpoint(&Initiator::Gateway, homeless).await.unwrap_err();
-    assert!(matches!(problem, Error::NotFound("tenant")), "{problem:?}");
+    assert!(matches!(problem, Error::NotFound(MissingResource::Tenant)), "{problem:?}");
 }
 
 async fn who_wants_an_event_follows_types_filter_and_names(fixture: StoreFixture) {
@@ -264,7 +264,7 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(fixture: StoreFi
     assert!(fixture.store.earliest_due().await.unwrap().is_empty());
     assert!(matches!(
         fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(10)).await,
-        Err(Error::NotFound("endpoint"))
+        Err(Error::NotFound(MissingResource::Endpoint))
     ));
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.deliveries_of("e4").await[0].state, DeliveryState::Cancelled);
@@ -289,9 +289,9 @@ async fn another_tenants_endpoint_is_not_there(fixture: StoreFixture) {
     let pause = EndpointChange::State { state: EndpointState::Paused, note: None };
     let problem =
         fixture.store.change_endpoint(&Initiator::Gateway, &other, endpoint.id, pause, at(1)).await.unwrap_err();
-    assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
+    assert!(matches!(problem, Error::NotFound(MissingResource::Endpoint)), "{problem:?}");
     let problem = fixture.store.delete_endpoint(&Initiator::Gateway, &other, endpoint.id, at(1)).await.unwrap_err();
-    assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
+    assert!(matches!(problem, Error::NotFound(MissingResource::Endpoint)), "{problem:?}");
     assert_eq!(fixture.store.endpoint(&ours(), endpoint.id).unwrap().status.state, EndpointState::Active);
 }
 

@@ -4,7 +4,7 @@
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeadCause;
 use posthaste::model::next_state::NextState;
-use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, Error};
+use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, Error, MissingResource};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -107,8 +107,8 @@ async fn another_tenants_event_is_not_expunged(fixture: StoreFixture) {
     fixture.deliver(&claim, at(1)).await;
     let other = fixture.put_tenant("other").await;
     let refused = fixture.store.expunge(&Initiator::Gateway, &other, &"a".parse().unwrap()).await.unwrap_err();
-    assert!(matches!(refused, Error::NotFound("event")), "{refused:?}");
+    assert!(matches!(refused, Error::NotFound(MissingResource::Event)), "{refused:?}");
     let missing = fixture.store.expunge(&Initiator::Gateway, &ours(), &"b".parse().unwrap()).await.unwrap_err();
-    assert!(matches!(missing, Error::NotFound("event")), "{missing:?}");
+    assert!(matches!(missing, Error::NotFound(MissingResource::Event)), "{missing:?}");
     assert!(!fixture.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap().event.is_expunged());
 }

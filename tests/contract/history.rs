@@ -378,14 +378,14 @@ async fn a_cursor_of_somebody_elses_making_is_refused(fixture: StoreFixture) {
     fill(&fixture, 3).await;
     let page = || PageRequest { cursor: Some("nonsense".into()), limit: 10 };
     let problem = fixture.store.deliveries(&ours(), Default::default(), page()).await.unwrap_err();
-    assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
+    assert!(matches!(problem, Error::InvalidCursor), "{problem:?}");
     let by_finish = || DeliveryFilter { finished_since: Some(at(0)), ..Default::default() };
     let of_other_order = [(by_finish(), "3"), (by_finish(), "3.x"), (DeliveryFilter::default(), "3.3")];
     for (ask, cursor) in of_other_order {
         let page = PageRequest { cursor: Some(cursor.into()), limit: 10 };
         let problem = fixture.store.deliveries(&ours(), ask, page).await.unwrap_err();
-        assert!(matches!(problem, Error::NotFound("cursor")), "{cursor}: {problem:?}");
+        assert!(matches!(problem, Error::InvalidCursor), "{cursor}: {problem:?}");
     }
     let problem = fixture.store.events(&ours(), Default::default(), page()).await.unwrap_err();
-    assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
+    assert!(matches!(problem, Error::InvalidCursor), "{problem:?}");
 }

@@ -32,13 +32,67 @@ impl Default for EndpointCeiling {
     }
 }
 
+/// A setting of an endpoint that has a ceiling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CappedSetting {
+    /// Requests that may be open at once.
+    MaxInFlight,
+    /// Requests per second.
+    PerSecond,
+    /// Deadline of an attempt.
+    Timeout,
+    /// Attempts of a delivery.
+    MaxAttempts,
+    /// Time for all attempts of a delivery.
+    MaxAge,
+}
+
+impl CappedSetting {
+    /// Returns the JSON pointer to the setting.
+    pub fn pointer(self) -> &'static str {
+        match self {
+            Self::MaxInFlight => "/max_in_flight",
+            Self::PerSecond => "/rate/per_second",
+            Self::Timeout => "/timeout/total",
+            Self::MaxAttempts => "/retry/max_attempts",
+            Self::MaxAge => "/retry/max_age",
+        }
+    }
+
+    /// Returns the name of its ceiling in the tenant's `limits`.
+    pub fn limit(self) -> &'static str {
+        match self {
+            Self::MaxInFlight => "endpoint.max_in_flight",
+            Self::PerSecond => "endpoint.per_second",
+            Self::Timeout => "endpoint.timeout",
+            Self::MaxAttempts => "endpoint.max_attempts",
+            Self::MaxAge => "endpoint.max_age",
+        }
+    }
+
+    /// Whether an owner who changes these settings from the present ones sets
+    /// this one anew. A retry policy that does not name it does not.
+    pub fn is_set(self, settings: &EndpointSettings, current: Option<&EndpointSettings>) -> bool {
+        let differs = |is_same: fn(&EndpointSettings, &EndpointSettings) -> bool| {
+            current.is_none_or(|current| !is_same(current, settings))
+        };
+        match self {
+            Self::MaxInFlight => differs(|one, other| one.max_in_flight == other.max_in_flight),
+            Self::PerSecond => differs(|one, other| one.rate == other.rate),
+            Self::Timeout => differs(|one, other| one.timeout == other.timeout),
+            Self::MaxAttempts => {
+                settings.retry.max_attempts.is_some() && differs(|one, other| one.retry == other.retry)
+            }
+            Self::MaxAge => settings.retry.max_age.is_some() && differs(|one, other| one.retry == other.retry),
+        }
+    }
+}
+
 /// A setting above its ceiling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AboveCeiling {
-    /// JSON pointer to the setting.
-    pub pointer: &'static str,
-    /// Name of the ceiling in the tenant's `limits`.
-    pub limit: &'static str,
+    /// The setting that is above.
+    pub setting: CappedSetting,
     /// Value of the setting.
     pub is: String,
     /// Largest value allowed.
@@ -100,26 +154,25 @@ impl EndpointCeiling {
     pub fn above(&self, settings: &EndpointSettings) -> Vec<AboveCeiling> {
         let mut violations = Vec::new();
         let policy = settings.retry.filled();
-        let mut compare = |is_above: bool, pointer, limit, is: &dyn ToString, most: &dyn ToString| {
+        let mut compare = |is_above: bool, setting, is: &dyn ToString, most: &dyn ToString| {
             if is_above {
-                violations.push(AboveCeiling { pointer, limit, is: is.to_string(), most: most.to_string() });
+                violations.push(AboveCeiling { setting, is: is.to_string(), most: most.to_string() });
             }
         };
         compare(
             settings.max_in_flight > self.max_in_flight,
-            "/max_in_flight",
-            "endpoint.max_in_flight",
+            CappedSetting::MaxInFlight,
             &settings.max_in_flight,
             &self.max_in_flight,
         );
         let (is, most) = (settings.rate.per_second, self.per_second.unwrap_or(f64::INFINITY));
-        compare(is > most, "/rate/per_second", "endpoint.per_second", &is, &most);
+        compare(is > most, CappedSetting::PerSecond, &is, &most);
         let (is, most) = (settings.timeout.total, self.timeout);
-        compare(is > most, "/timeout/total", "endpoint.timeout", &is, &most);
+        compare(is > most, CappedSetting::Timeout, &is, &most);
         let (is, most) = (policy.max_attempts, self.max_attempts.unwrap_or(u32::MAX));
-        compare(is > most, "/retry/max_attempts", "endpoint.max_attempts", &is, &most);
+        compare(is > most, CappedSetting::MaxAttempts, &is, &most);
         if let Some(most) = self.max_age {
-            compare(policy.max_age > most, "/retry/max_age", "endpoint.max_age", &policy.max_age, &most);
+            compare(policy.max_age > most, CappedSetting::MaxAge, &policy.max_age, &most);
         }
         violations
     }
@@ -151,7 +204,7 @@ mod tests {
         assert_eq!(ceiling.timeout(high.timeout).total, Span::secs(2));
         let policy = ceiling.policy(high.retry.filled());
         assert_eq!((policy.max_attempts, policy.max_age), (3, Span::secs(3_600)));
-        let above: Vec<&str> = ceiling.above(&high).iter().map(|above| above.limit).collect();
+        let above: Vec<&str> = ceiling.above(&high).iter().map(|above| above.setting.limit()).collect();
         let names = ["max_in_flight", "per_second", "timeout", "max_attempts", "max_age"];
         assert_eq!(above, names.map(|name| format!("endpoint.{name}")));
         let low = settings(serde_json::json!({

@@ -14,7 +14,7 @@ use crate::store::event_row::EventRow;
 use crate::store::plan::accept::{DeliveryPlan, first_expiry_check};
 use crate::store::row::insert;
 use crate::store::stored_value::StoredText;
-use crate::store::{AcceptResult, BatchMode, Claim, ContentComparison, Error, Result, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, Claim, ContentComparison, Error, MissingResource, Result, RoutedEvent};
 
 /// Accepts events in order, inside the writer's transaction.
 pub fn accept(
@@ -32,7 +32,7 @@ pub fn accept(
     for new in events {
         let Some(tenant) = tenant_no(transaction, new) else {
             // All events of a batch have one tenant, so nothing is written yet.
-            return Ok(Err(Error::NotFound("tenant")));
+            return Ok(Err(Error::NotFound(MissingResource::Tenant)));
         };
         accepted.push(accept_one(transaction, tenant, new)?);
     }

@@ -17,7 +17,7 @@ use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::row::SqliteColumns;
 use crate::store::stored_json::{from_json, to_json};
-use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
+use crate::store::{AccessStore, AuditQuery, Error, ListPage, MissingResource, PageRequest, Result, TokenScope};
 
 const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
 
@@ -73,7 +73,7 @@ impl WriteTransaction<'_> {
 
 /// Returns the id at which the last page of a list ended.
 fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
-    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
+    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::InvalidCursor)).transpose()
 }
 
 #[async_trait]
@@ -92,7 +92,7 @@ impl AccessStore for EmbeddedStore {
             .write(move |transaction| {
                 let tenant = token.tenant.as_ref().map(|tenant| transaction.tenant_no(tenant)).transpose()?;
                 if tenant == Some(None) {
-                    return Ok(Err(Error::NotFound("tenant")));
+                    return Ok(Err(Error::NotFound(MissingResource::Tenant)));
                 }
                 if let Some(tenant) = &token.tenant
                     && let Err(refused) = transaction.grow_tokens(tenant)
@@ -130,7 +130,7 @@ impl AccessStore for EmbeddedStore {
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
                 let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
                 let Some((no, tenant)): Option<(Option<i64>, Option<TenantId>)> = row else {
-                    return Ok(Err(Error::NotFound("token")));
+                    return Ok(Err(Error::NotFound(MissingResource::Token)));
                 };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
                 let audited =

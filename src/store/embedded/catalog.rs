@@ -23,7 +23,7 @@ use crate::store::catalog_index::CatalogIndex;
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::Seal;
 use crate::store::stored_json::to_json;
-use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result, UnreadableRecord};
+use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, MissingResource, Result, UnreadableRecord};
 
 /// Loads everything that is not deleted into an index.
 pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
@@ -229,7 +229,7 @@ impl Catalog for EmbeddedStore {
                 let sql = "UPDATE tenants SET deleted_at = ? WHERE id = ? AND deleted_at IS NULL RETURNING no";
                 let no: Option<i64> =
                     db.query_row(sql, params![millis(now), id.as_str()], |row| row.get(0)).optional()?;
-                let Some(no) = no else { return Ok(Err(Error::NotFound("tenant"))) };
+                let Some(no) = no else { return Ok(Err(Error::NotFound(MissingResource::Tenant))) };
                 let sql = "DELETE FROM secrets WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
                 db.execute(sql, [no])?;
                 let sql = "DELETE FROM milestones WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
@@ -258,7 +258,7 @@ impl Catalog for EmbeddedStore {
                         |row| row.get(0),
                     )
                     .optional()?;
-                let Some(tenant) = tenant else { return Ok(Err(Error::NotFound("tenant"))) };
+                let Some(tenant) = tenant else { return Ok(Err(Error::NotFound(MissingResource::Tenant))) };
                 let bytes = settings_bytes(&endpoint.settings).cast_signed();
                 if let Err(refused) = transaction.grow_settings(&endpoint.tenant, 1, bytes) {
                     return Ok(Err(refused));
@@ -306,10 +306,10 @@ impl Catalog for EmbeddedStore {
         self.writer
             .write(move |transaction| {
                 let Some((no, endpoint)) = current(transaction, id)? else {
-                    return Ok(Err(Error::NotFound("endpoint")));
+                    return Ok(Err(Error::NotFound(MissingResource::Endpoint)));
                 };
                 if endpoint.tenant != tenant {
-                    return Ok(Err(Error::NotFound("endpoint")));
+                    return Ok(Err(Error::NotFound(MissingResource::Endpoint)));
                 }
                 super::endpoint::change(transaction, &by, no, endpoint, change, now)
             })
@@ -321,10 +321,10 @@ impl Catalog for EmbeddedStore {
         self.writer
             .write(move |transaction| {
                 let Some((no, endpoint)) = current(transaction, id)? else {
-                    return Ok(Err(Error::NotFound("endpoint")));
+                    return Ok(Err(Error::NotFound(MissingResource::Endpoint)));
                 };
                 if endpoint.tenant != tenant {
-                    return Ok(Err(Error::NotFound("endpoint")));
+                    return Ok(Err(Error::NotFound(MissingResource::Endpoint)));
                 }
                 // A deleted endpoint needs its secrets no more.
                 transaction.db.execute("DELETE FROM secrets WHERE endpoint = ?", [no])?;

@@ -17,7 +17,7 @@ use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneEffects, LaneMember};
 use crate::store::row::{SqliteColumns, row};
-use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
+use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
 pub fn change(
@@ -30,7 +30,7 @@ pub fn change(
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
     let found = match known(find(transaction.db, tenant, id))? {
         Ok(Some(found)) => found,
-        Ok(None) => return Ok(Err(Error::NotFound("delivery"))),
+        Ok(None) => return Ok(Err(Error::NotFound(MissingResource::Delivery))),
         Err(code) => return Ok(Err(Error::UnknownCode(code))),
     };
     let plan = match plan(id, &found.row, change, now) {

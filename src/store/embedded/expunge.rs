@@ -7,7 +7,7 @@ use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::row::{SqliteColumns, row};
-use crate::store::{Error, Result};
+use crate::store::{Error, MissingResource, Result};
 
 row! {
     /// An event that is expunged.
@@ -34,7 +34,7 @@ pub fn expunge(
     let db = transaction.db;
     let row = db.query_row(ExpungedRow::SQL, params![tenant.as_str(), id.as_str()], ExpungedRow::read).optional()?;
     let Some(ExpungedRow { no, first, below, tenant_no, accepted_at, bytes }) = row else {
-        return Ok(Err(Error::NotFound("event")));
+        return Ok(Err(Error::NotFound(MissingResource::Event)));
     };
     // Deliveries that wait for a deleted endpoint count as cancelled, even
     // before the sweep has changed their rows.

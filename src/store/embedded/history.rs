@@ -193,7 +193,7 @@ fn tenant_no(db: &Connection, tenant: &TenantId) -> rusqlite::Result<Option<i64>
 fn cursor_no(page: &PageRequest) -> Result<i64> {
     match &page.cursor {
         None => Ok(i64::MAX),
-        Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
+        Some(text) => text.parse().map_err(|_| Error::InvalidCursor),
     }
 }
 

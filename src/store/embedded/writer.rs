@@ -29,7 +29,7 @@ use crate::model::operational_event::OperationalEventType;
 use crate::model::tenant::Tenant;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
-use crate::store::{Error, Result};
+use crate::store::{Error, MissingResource, Result};
 
 /// Largest number of jobs in one transaction, so that the first of them does
 /// not wait for a flood of others.
@@ -135,7 +135,7 @@ impl WriteTransaction<'_> {
 
     /// Reserves endpoints and bytes of settings, if the tenant's limits allow it.
     pub fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
-        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
+        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound(MissingResource::Tenant)) };
         usage.admits_settings(tenant, &known.limits, endpoints, bytes).map_err(Error::OverLimit)?;
         let growth = self.growth.entry(tenant.clone()).or_default();
         growth.endpoints += endpoints;
@@ -145,7 +145,7 @@ impl WriteTransaction<'_> {
 
     /// Reserves one more token, if the tenant's limits allow it.
     pub fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
-        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
+        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound(MissingResource::Tenant)) };
         usage.admits_token(tenant, &known.limits).map_err(Error::OverLimit)?;
         self.growth.entry(tenant.clone()).or_default().tokens += 1;
         Ok(())

@@ -15,7 +15,7 @@ use super::snowflake::first_of;
 use super::transaction::{PgTransaction, bind, is_known_id, is_taken, with_timeout};
 use crate::store::row::{PostgresColumns, row};
 use crate::store::stored_value::StoredBytes;
-use crate::store::{AcceptResult, BatchMode, ContentComparison, Error, Result, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, ContentComparison, Error, MissingResource, Result, RoutedEvent};
 
 /// Events that wait to be accepted.
 pub struct AcceptJob {
@@ -202,7 +202,11 @@ fn build_batch(
     let mut answers = Vec::with_capacity(jobs.len());
     for (n, job) in jobs.iter().enumerate() {
         let Some(tenant) = tenants[n] else {
-            answers.push(if job.events.is_empty() { Ok(Vec::new()) } else { Err(Error::NotFound("tenant")) });
+            answers.push(if job.events.is_empty() {
+                Ok(Vec::new())
+            } else {
+                Err(Error::NotFound(MissingResource::Tenant))
+            });
             continue;
         };
         let is_undone = is_undone(job, &outcomes[n]);

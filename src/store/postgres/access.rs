@@ -25,7 +25,7 @@ use crate::store::access::draw;
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::stored_json::{from_json, to_json};
-use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
+use crate::store::{AccessStore, AuditQuery, Error, ListPage, MissingResource, PageRequest, Result, TokenScope};
 
 /// The tables that a token is read from.
 const TOKENS: &str = "FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
@@ -84,7 +84,7 @@ impl UnitOfWork<'_> {
 
 /// Returns the id at which the last page of a list ended.
 fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
-    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
+    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::InvalidCursor)).transpose()
 }
 
 fn one_more(page: &PageRequest) -> i64 {
@@ -130,7 +130,7 @@ impl AccessStore for PostgresStore {
                     ],
                 )
                 .await?;
-            let tenant = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            let tenant = row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0);
             let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
             record(work.tx, by, audit_tenant(work.tx, tenant).await?, &audited.changing(rights)).await?;
@@ -151,7 +151,7 @@ impl AccessStore for PostgresStore {
             );
             let (tenant, with_gateways) = scope.columns();
             let row = work.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
-            let row = row.ok_or(Error::NotFound("token"))?;
+            let row = row.ok_or(Error::NotFound(MissingResource::Token))?;
             let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
             let audited = AuditedAction::new(AuditAction::TokenRevoked, &tenant, id);
             record(work.tx, by, audit_tenant(work.tx, row.get(0)).await?, &audited).await?;

@@ -32,7 +32,9 @@ use crate::store::catalog_columns::TenantColumns;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::row::PostgresColumns;
 use crate::store::stored_json::to_json;
-use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result, UnreadableRecord};
+use crate::store::{
+    Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, MissingResource, Result, UnreadableRecord,
+};
 
 /// Interval between two checks whether every node has acknowledged a version.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
@@ -252,7 +254,7 @@ impl Catalog for PostgresStore {
             let sql = "UPDATE posthaste.tenants SET deleted_at = $2, version = $3
                        WHERE id = $1 AND deleted_at IS NULL RETURNING no";
             let row = work.tx.query_opt(sql, bind![id.as_str(), millis(now), version]).await?;
-            let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            let no: i64 = row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0);
             for table in ["secrets", "milestones", "health"] {
                 let sql = format!(
                     "DELETE FROM posthaste.{table}
@@ -279,7 +281,8 @@ impl Catalog for PostgresStore {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             work.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
-            let no = endpoint::insert(work, &endpoint, version).await?.ok_or(Error::NotFound("tenant"))?;
+            let no =
+                endpoint::insert(work, &endpoint, version).await?.ok_or(Error::NotFound(MissingResource::Tenant))?;
             store_health(work.tx, &[(no, &endpoint.health)]).await?;
             for secret in &endpoint.secrets {
                 insert_secret(work, no, endpoint.id, secret).await?;
@@ -305,7 +308,7 @@ impl Catalog for PostgresStore {
         let tenant = tenant.clone();
         self.change_catalog(async move |work| {
             let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
-            let (no, endpoint) = known.ok_or(Error::NotFound("endpoint"))?;
+            let (no, endpoint) = known.ok_or(Error::NotFound(MissingResource::Endpoint))?;
             endpoint::change(work, by, no, endpoint, change, now).await
         })
         .await
@@ -315,7 +318,7 @@ impl Catalog for PostgresStore {
         let tenant = tenant.clone();
         self.change_catalog(async move |work| {
             let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
-            let (no, _) = known.ok_or(Error::NotFound("endpoint"))?;
+            let (no, _) = known.ok_or(Error::NotFound(MissingResource::Endpoint))?;
             let version = work.bump_catalog_version().await?;
             // A deleted endpoint needs its secrets no more.
             for table in ["secrets", "milestones", "health"] {

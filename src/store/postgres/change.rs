@@ -19,7 +19,7 @@ use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneEffects, LanePlan};
-use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
+use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
 pub async fn change(
@@ -55,7 +55,7 @@ async fn make(
     change: DeliveryChange,
     now: Timestamp,
 ) -> Result<DeliveryChanged> {
-    let missing = || Error::NotFound("delivery");
+    let missing = || Error::NotFound(MissingResource::Delivery);
     let tenant_no = work.shared.index().tenant_no(tenant).ok_or_else(missing)?;
     let found = LockedDelivery::find(work.tx, delivery_no(id)).await?;
     let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;

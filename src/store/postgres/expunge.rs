@@ -16,13 +16,13 @@ use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::stored_json::{from_json, to_json};
-use crate::store::{Error, Result};
+use crate::store::{Error, MissingResource, Result};
 
 /// Deletes an event's data, and what receivers answered to it. Returns whether
 /// it was done: not while a delivery of the event waits.
 pub async fn expunge(shared: &Arc<PostgresState>, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
     let row = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
-    let row = row.ok_or(Error::NotFound("event"))?;
+    let row = row.ok_or(Error::NotFound(MissingResource::Event))?;
     let (no, tenant_no, first): (i64, i64, i64) = (row.get("no"), row.get("tenant"), row.get("first_delivery"));
     let below = first + i64::from(row.get::<_, i32>("deliveries"));
     let tx = shared.begin().await?;

@@ -160,7 +160,7 @@ fn endpoint_no(shared: &PostgresState, id: EndpointId) -> Option<i64> {
 fn cursor_no(page: &PageRequest) -> Result<i64> {
     match &page.cursor {
         None => Ok(i64::MAX),
-        Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
+        Some(text) => text.parse().map_err(|_| Error::InvalidCursor),
     }
 }
 

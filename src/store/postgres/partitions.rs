@@ -15,6 +15,7 @@ use super::read_query::read_rows;
 use super::rows::millis;
 use super::stored_bytes::{self, day_of};
 use super::transaction::{PgTransaction, bind, with_timeout};
+use crate::model::named_enum::NamedEnum;
 use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
 /// Number of days whose partitions are created ahead: a cluster that creates
@@ -73,16 +74,17 @@ async fn make(shared: &PostgresState) -> Result<usize> {
             from: number_at(row.get("from_ms")),
             to: number_at(row.get::<_, i64>("from_ms") + DAY_MS),
         };
-        let key = table.key;
+        let key = table.key();
         let sql = format!(
             "SELECT count(*) FROM (SELECT 1 FROM posthaste.{}_rest WHERE {key} >= $1 AND {key} < $2 LIMIT $3) r",
-            table.parent
+            table.as_str()
         );
         let rows_in_rest = tx.query(&sql, bind![day.from, day.to, MOVED_MAX + 1]).await?;
         if rows_in_rest.first().is_some_and(|row| row.get::<_, i64>(0) > MOVED_MAX) {
             debug!(
                 "no partition of {} for {}: its default partition has too many rows to move",
-                table.parent, day.name
+                table.as_str(),
+                day.name
             );
             continue;
         }
@@ -97,15 +99,15 @@ async fn make(shared: &PostgresState) -> Result<usize> {
 /// Without it plans are the same and estimates are worse. It may take a while,
 /// and nobody waits for it.
 async fn analyze(shared: &Weak<PostgresState>) {
-    for table in TABLES {
+    for table in PartitionedTable::ALL {
         let Some(shared) = shared.upgrade() else { return };
         let analyzed = async {
             let tx = shared.begin().await?;
-            run(&tx, &format!("ANALYZE posthaste.{}", table.parent)).await?;
+            run(&tx, &format!("ANALYZE posthaste.{}", table.as_str())).await?;
             tx.commit().await
         };
         if let Err(problem) = analyzed.await {
-            debug!("ANALYZE of the table {} failed: {problem}", table.parent);
+            debug!("ANALYZE of the table {} failed: {problem}", table.as_str());
         }
     }
 }
@@ -159,10 +161,10 @@ async fn drop_day(
     let retained = RetainedRows::find(&tx, day, horizon).await?;
     let (mut events, mut finished) = (0, 0);
     for table in tables {
-        match table.parent {
-            "events" => events = count(&tx, &day.partition(table)).await?,
-            "finished" => finished = count(&tx, &day.partition(table)).await?,
-            _ => {}
+        match table {
+            PartitionedTable::Events => events = count(&tx, &day.partition(table)).await?,
+            PartitionedTable::Finished => finished = count(&tx, &day.partition(table)).await?,
+            PartitionedTable::Attempts => {}
         }
     }
     let needs_partition = retained.rows > PUT_BACK_MAX;
@@ -177,7 +179,7 @@ async fn drop_day(
     }
     for table in tables {
         let partition = day.partition(table);
-        run(&tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.parent)).await?;
+        run(&tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.as_str())).await?;
         if !needs_partition {
             put_back(&tx, day, table, &retained).await?;
         }
@@ -206,9 +208,9 @@ async fn drop_day(
 /// Copies the retained rows into a new table, while others still read the
 /// day's partition.
 async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, retained: &RetainedRows) -> Result<()> {
-    let beside = format!("posthaste.{}_kept_{}", table.parent, day.name);
-    run(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.parent)).await?;
-    let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key);
+    let beside = format!("posthaste.{}_kept_{}", table.as_str(), day.name);
+    run(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.as_str())).await?;
+    let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key());
     tx.execute(&sql, bind![*retained.of(table)]).await?;
     Ok(())
 }
@@ -224,7 +226,7 @@ async fn put_back(
     if numbers.is_empty() {
         return Ok(());
     }
-    let (parent, key) = (table.parent, table.key);
+    let (parent, key) = (table.as_str(), table.key());
     let partition = day.partition(table);
     let sql = format!("INSERT INTO posthaste.{parent} SELECT * FROM {partition} WHERE {key} = ANY ($1)");
     tx.execute(&sql, bind![*numbers]).await?;
@@ -266,10 +268,10 @@ impl RetainedRows {
     }
 
     fn of(&self, table: &PartitionedTable) -> &Vec<i64> {
-        match table.parent {
-            "events" => &self.events,
-            "finished" => &self.finished,
-            _ => &self.deliveries,
+        match table {
+            PartitionedTable::Events => &self.events,
+            PartitionedTable::Finished => &self.finished,
+            PartitionedTable::Attempts => &self.deliveries,
         }
     }
 }
@@ -295,21 +297,26 @@ async fn run(tx: &PgTransaction, sql: &str) -> Result<()> {
 }
 
 /// A table that is partitioned by day.
-#[derive(Clone, Copy)]
-struct PartitionedTable {
-    parent: &'static str,
-    key: &'static str,
+#[derive(Clone, Copy, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+enum PartitionedTable {
+    Events,
+    Finished,
+    Attempts,
 }
 
-const TABLES: [PartitionedTable; 3] = [
-    PartitionedTable { parent: "events", key: "no" },
-    PartitionedTable { parent: "finished", key: "no" },
-    PartitionedTable { parent: "attempts", key: "delivery" },
-];
-
 impl PartitionedTable {
-    fn named(parent: &str) -> Self {
-        TABLES.into_iter().find(|table| table.parent == parent).expect("only these are asked for")
+    fn named(name: &str) -> Self {
+        let table = Self::ALL.iter().find(|table| table.as_str() == name);
+        *table.expect("only these are asked for")
+    }
+
+    /// Returns the column that holds the number by which a row belongs to a day.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Events | Self::Finished => "no",
+            Self::Attempts => "delivery",
+        }
     }
 }
 
@@ -322,15 +329,15 @@ struct PartitionDay {
 
 impl PartitionDay {
     fn partition(&self, table: &PartitionedTable) -> String {
-        format!("posthaste.{}_{}", table.parent, self.name)
+        format!("posthaste.{}_{}", table.as_str(), self.name)
     }
 
     /// Fills in a statement. Table names cannot be parameters; all values here
     /// are numbers and names of our own.
     fn fill(&self, sql: &str, table: &PartitionedTable) -> String {
-        sql.replace(":parent", table.parent)
+        sql.replace(":parent", table.as_str())
             .replace(":day", &self.name)
-            .replace(":key", table.key)
+            .replace(":key", table.key())
             .replace(":from", &self.from.to_string())
             .replace(":to", &self.to.to_string())
     }

@@ -5,7 +5,7 @@ use super::unit_of_work::UnitOfWork;
 use crate::model::id::TenantId;
 use crate::model::limits::{TenantLimits, TenantUsage};
 use crate::store::stored_json::from_json;
-use crate::store::{Error, Result};
+use crate::store::{Error, MissingResource, Result};
 
 impl UnitOfWork<'_> {
     /// Returns what a tenant uses, and its limits. The catalog is locked, so
@@ -30,7 +30,8 @@ impl UnitOfWork<'_> {
                               AS tokens,
                           t.limits
                    FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL";
-        let row = self.tx.query_opt(sql, bind![tenant.as_str()]).await?.ok_or(Error::NotFound("tenant"))?;
+        let row =
+            self.tx.query_opt(sql, bind![tenant.as_str()]).await?.ok_or(Error::NotFound(MissingResource::Tenant))?;
         let count = |column: &str| row.get::<_, i64>(column).cast_unsigned();
         let usage = TenantUsage {
             endpoints: count("endpoints"),
