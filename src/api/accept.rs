@@ -24,6 +24,7 @@ use super::rate_limit_headers::{self, RateLimitHeaders};
 use crate::lifecycle::accept::{Receipt, Submission, accept, accept_over};
 use crate::model::event::{EventKey, EventType, json_depth};
 use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::parse_fault::time_fault;
 use crate::model::rfc3339::{is_rfc3339, parse_moment};
 use crate::model::span::Span;

@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::egress::Egress;
 use crate::model::id::TenantId;
+use crate::model::named_enum::NamedEnum;
 use crate::model::setting_in_force::SettingInForce;
 
 pub mod accept;

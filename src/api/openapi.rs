@@ -130,6 +130,7 @@ mod tests {
     use super::*;
     use crate::api::problem::ProblemCode;
     use crate::model::audit;
+    use crate::model::named_enum::NamedEnum;
 
     #[test]
     fn no_two_kinds_of_things_share_a_name() {

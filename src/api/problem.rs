@@ -22,6 +22,7 @@ use crate::lifecycle::linked_data::LinkRefusal;
 use crate::lifecycle::storage_admission::StorageRefusal;
 use crate::metrics::LimitOwner;
 use crate::model::id::TenantId;
+use crate::model::named_enum::NamedEnum;
 use crate::store;
 use crate::store::MissingResource;
 
@@ -51,14 +52,10 @@ pub struct FieldError {
 macro_rules! codes {
     ($(#[doc = $means:literal] $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
         /// Stable code of a problem, for programs. A code never changes its meaning.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-        pub enum ProblemCode { $(#[doc = $means] #[serde(rename = $text)] $name,)* }
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::IntoStaticStr, strum::VariantArray)]
+        pub enum ProblemCode { $(#[doc = $means] #[serde(rename = $text)] #[strum(serialize = $text)] $name,)* }
 
         impl ProblemCode {
-            /// Every code of the API.
-            pub const ALL: &'static [ProblemCode] = &[$(ProblemCode::$name,)*];
-            /// Returns the code's text.
-            pub fn as_str(self) -> &'static str { match self { $(ProblemCode::$name => $text,)* } }
             /// Returns the HTTP status of the code.
             pub fn status(self) -> StatusCode { match self { $(ProblemCode::$name => StatusCode::$status,)* } }
             /// Returns the code's meaning in a few words.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{DnsResolver, ProxyUrl, read_network};
 use crate::model::mail::MailServer;
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
 /// An IP address and port to listen on.
@@ -126,7 +127,8 @@ pub struct Count(pub usize);
 pub struct LogFilter(pub String);
 
 /// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum LogFormat {
     /// Human-readable on a terminal, JSON otherwise.
     Auto,
@@ -378,22 +380,8 @@ impl fmt::Display for LogFilter {
 impl FromStr for LogFormat {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "human" => Ok(Self::Human),
-            "json" => Ok(Self::Json),
-            other => Err(format!("{other:?} is not a log format; use auto, human or json")),
-        }
-    }
-}
-
-impl fmt::Display for LogFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Human => "human",
-            Self::Json => "json",
-        })
+        let format = Self::ALL.iter().copied().find(|format| format.as_str() == text);
+        format.ok_or_else(|| format!("{text:?} is not a log format; use auto, human or json"))
     }
 }
 

@@ -3,6 +3,7 @@
 //! An entry names resources and fields, and holds none of their values, so that
 //! no secret or payload can get into it.
 
+use crate::model::named_enum::NamedEnum;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -75,66 +76,97 @@ impl fmt::Display for CallerIdentity {
     }
 }
 
-macro_rules! actions {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// A kind of action that the audit log records.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum AuditAction { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
-
-        impl AuditAction {
-            /// All actions that are recorded.
-            pub const ALL: &'static [AuditAction] = &[$(AuditAction::$name,)*];
-            /// Returns the action as it is written.
-            pub fn as_str(self) -> &'static str { match self { $(AuditAction::$name => $text,)* } }
-        }
-    };
-}
-
-actions! {
+/// A kind of action that the audit log records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, strum::VariantArray)]
+pub enum AuditAction {
     /// A tenant was created.
-    TenantCreated = "tenant.created",
+    #[serde(rename = "tenant.created")]
+    #[strum(serialize = "tenant.created")]
+    TenantCreated,
     /// A tenant's fields were changed.
-    TenantChanged = "tenant.changed",
+    #[serde(rename = "tenant.changed")]
+    #[strum(serialize = "tenant.changed")]
+    TenantChanged,
     /// A tenant was deleted with its endpoints and tokens.
-    TenantDeleted = "tenant.deleted",
+    #[serde(rename = "tenant.deleted")]
+    #[strum(serialize = "tenant.deleted")]
+    TenantDeleted,
     /// An endpoint was created.
-    EndpointCreated = "endpoint.created",
+    #[serde(rename = "endpoint.created")]
+    #[strum(serialize = "endpoint.created")]
+    EndpointCreated,
     /// An endpoint's settings were changed.
-    EndpointChanged = "endpoint.changed",
+    #[serde(rename = "endpoint.changed")]
+    #[strum(serialize = "endpoint.changed")]
+    EndpointChanged,
     /// An endpoint was paused.
-    EndpointPaused = "endpoint.paused",
+    #[serde(rename = "endpoint.paused")]
+    #[strum(serialize = "endpoint.paused")]
+    EndpointPaused,
     /// An endpoint was disabled.
-    EndpointDisabled = "endpoint.disabled",
+    #[serde(rename = "endpoint.disabled")]
+    #[strum(serialize = "endpoint.disabled")]
+    EndpointDisabled,
     /// An endpoint was resumed.
-    EndpointResumed = "endpoint.resumed",
+    #[serde(rename = "endpoint.resumed")]
+    #[strum(serialize = "endpoint.resumed")]
+    EndpointResumed,
     /// An endpoint was deleted.
-    EndpointDeleted = "endpoint.deleted",
+    #[serde(rename = "endpoint.deleted")]
+    #[strum(serialize = "endpoint.deleted")]
+    EndpointDeleted,
     /// A test event was sent to an endpoint.
-    EndpointTested = "endpoint.tested",
+    #[serde(rename = "endpoint.tested")]
+    #[strum(serialize = "endpoint.tested")]
+    EndpointTested,
     /// An endpoint's breaker was opened.
-    BreakerOpened = "breaker.opened",
+    #[serde(rename = "breaker.opened")]
+    #[strum(serialize = "breaker.opened")]
+    BreakerOpened,
     /// An endpoint's breaker was closed.
-    BreakerClosed = "breaker.closed",
+    #[serde(rename = "breaker.closed")]
+    #[strum(serialize = "breaker.closed")]
+    BreakerClosed,
     /// An endpoint was given a new secret.
-    SecretRotated = "secret.rotated",
+    #[serde(rename = "secret.rotated")]
+    #[strum(serialize = "secret.rotated")]
+    SecretRotated,
     /// An endpoint's secrets were read.
-    SecretsShown = "secrets.shown",
+    #[serde(rename = "secrets.shown")]
+    #[strum(serialize = "secrets.shown")]
+    SecretsShown,
     /// A waiting delivery was made due at once.
-    DeliveryRetried = "delivery.retried",
+    #[serde(rename = "delivery.retried")]
+    #[strum(serialize = "delivery.retried")]
+    DeliveryRetried,
     /// A waiting delivery was cancelled.
-    DeliveryCancelled = "delivery.cancelled",
+    #[serde(rename = "delivery.cancelled")]
+    #[strum(serialize = "delivery.cancelled")]
+    DeliveryCancelled,
     /// A finished delivery was put back to waiting.
-    DeliveryReplayed = "delivery.replayed",
+    #[serde(rename = "delivery.replayed")]
+    #[strum(serialize = "delivery.replayed")]
+    DeliveryReplayed,
     /// A dead letter was discarded.
-    DeliveryDiscarded = "delivery.discarded",
+    #[serde(rename = "delivery.discarded")]
+    #[strum(serialize = "delivery.discarded")]
+    DeliveryDiscarded,
     /// An event's data was expunged.
-    EventExpunged = "event.expunged",
+    #[serde(rename = "event.expunged")]
+    #[strum(serialize = "event.expunged")]
+    EventExpunged,
     /// A token was created.
-    TokenCreated = "token.created",
+    #[serde(rename = "token.created")]
+    #[strum(serialize = "token.created")]
+    TokenCreated,
     /// A token was revoked.
-    TokenRevoked = "token.revoked",
+    #[serde(rename = "token.revoked")]
+    #[strum(serialize = "token.revoked")]
+    TokenRevoked,
     /// Requests from one address failed authentication again and again.
-    AuthRepeated = "auth.repeated",
+    #[serde(rename = "auth.repeated")]
+    #[strum(serialize = "auth.repeated")]
+    AuthRepeated,
 }
 
 impl PartialSchema for AuditAction {

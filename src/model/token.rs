@@ -60,19 +60,21 @@ impl RequiredRight {
         match self {
             Self::Nothing => "nothing",
             Self::Right(right) => right.as_str(),
-            Self::Tenants => "tenants",
-            Self::Admin => "admin",
+            Self::Tenants => Right::Tenants.as_str(),
+            Self::Admin => Right::Admin.as_str(),
         }
     }
 
     /// Returns the required right of this name, as routes write it.
     pub fn named(name: &str) -> Option<Self> {
-        let right = Right::OF_TENANTS.into_iter().find(|right| right.as_str() == name).map(Self::Right);
-        right.or(match name {
-            "tenants" => Some(Self::Tenants),
-            "admin" => Some(Self::Admin),
-            _ => None,
-        })
+        let right = Right::ALL.iter().copied().find(|right| right.as_str() == name)?;
+        match right {
+            Right::Publish | Right::Manage | Right::Read => Some(Self::Right(right)),
+            Right::Tenants => Some(Self::Tenants),
+            Right::Admin => Some(Self::Admin),
+            // No route requires it: it is a way to have `read`.
+            Right::AdminRead => None,
+        }
     }
 }
 

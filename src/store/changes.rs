@@ -38,10 +38,12 @@ impl EndpointUpdate {
     }
 }
 
-/// What a person may do to a delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a person may do to a delivery. Its name is the verb of the route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum DeliveryChange {
     /// A waiting delivery becomes due now.
+    #[strum(serialize = "retry")]
     RetryNow,
     /// A waiting delivery is cancelled.
     Cancel,
@@ -52,16 +54,6 @@ pub enum DeliveryChange {
 }
 
 impl DeliveryChange {
-    /// Returns the verb, as the route has it.
-    pub fn verb(self) -> &'static str {
-        match self {
-            Self::RetryNow => "retry",
-            Self::Cancel => "cancel",
-            Self::Replay => "replay",
-            Self::Discard => "discard",
-        }
-    }
-
     /// Returns the action that the audit log records.
     pub fn action(self) -> AuditAction {
         match self {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use posthaste::model::audit::{AuditAction, AuditEntry, AuditedAction, Caller, CallerIdentity, Initiator};
 use posthaste::model::id::{TenantId, TokenId};
+use posthaste::model::named_enum::NamedEnum;
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::model::token::{Right, Token};

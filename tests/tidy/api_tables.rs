@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use posthaste::api::openapi::linked_document;
 use posthaste::api::problem::ProblemCode;
+use posthaste::model::named_enum::NamedEnum;
 use serde_json::Value;
 
 use super::source::{read, root};

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::api::problem::ProblemCode;
+use crate::model::named_enum::NamedEnum;
 
 /// Codes that only a request with a body can get.
 const OF_BODIES: &[ProblemCode] = &[

@@ -77,7 +77,7 @@ pub enum RowChange {
 pub fn plan(id: DeliveryId, row: &ChangedRow, change: DeliveryChange, now: Timestamp) -> Result<ChangePlan> {
     let state = row.state();
     if !change.allows(state) {
-        let (state, verb) = (state.as_str(), change.verb());
+        let (state, verb) = (state.as_str(), change.as_str());
         return Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}")));
     }
     if change == DeliveryChange::Replay {
