@@ -40,7 +40,7 @@ use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
 use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
-use crate::model::health::Quarantine;
+use crate::model::health::AutoPauseLimits;
 use crate::model::id::TenantId;
 use crate::model::setting_in_force::SettingInForce;
 use crate::model::size::Size;
@@ -315,7 +315,7 @@ fn limits(settings: &Settings) -> NodeLimits {
     NodeLimits {
         slots: settings.max_in_flight.0,
         per_host: Some(settings.max_in_flight_per_host.0).filter(|most| *most > 0),
-        quarantine: Quarantine { refusals: settings.pause_refusals.0, failing_for: settings.pause_failing },
+        quarantine: AutoPauseLimits { refusals: settings.pause_refusals.0, failing_for: settings.pause_failing },
     }
 }
 

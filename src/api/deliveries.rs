@@ -19,7 +19,7 @@ use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlooks;
 use crate::model::answer::{AttemptFailure, Timings};
 use crate::model::attempt::{Attempt, Decision};
-use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryState, Outlook, WaitingFor};
+use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryOutlook, DeliveryState, WaitingFor};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::Explanation;
@@ -97,7 +97,7 @@ impl DeliveryView {
         pairs.map(|(delivery, outlook)| Self::of(delivery.on_wall(offset), outlook.on_wall(offset))).collect()
     }
 
-    fn of(delivery: Delivery, outlook: Outlook) -> Self {
+    fn of(delivery: Delivery, outlook: DeliveryOutlook) -> Self {
         Self {
             id: delivery.id,
             tenant: delivery.tenant,

@@ -146,7 +146,7 @@ pub fn router(api: SharedApiState) -> Router {
     let rights = route_rights::RouteRights::of(&openapi::document()).expect("every route says who may use it");
     routes
         .method_not_allowed_fallback(status::wrong_method)
-        .fallback(status::nothing_here)
+        .fallback(status::no_such_route)
         .layer(from_fn_with_state((api.clone(), Arc::new(rights)), auth::admit))
         .layer(from_fn_with_state(api.clone(), finish))
         .with_state(api)

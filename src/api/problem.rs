@@ -61,7 +61,7 @@ macro_rules! codes {
             /// Returns the code's meaning in a few words.
             pub fn title(self) -> &'static str { match self { $(ProblemCode::$name => $title,)* } }
             /// Returns the sentences that explain the code, with links to sections of `docs/api.md`.
-            pub fn means(self) -> &'static str { match self { $(ProblemCode::$name => $means.trim_ascii(),)* } }
+            pub fn explanation(self) -> &'static str { match self { $(ProblemCode::$name => $means.trim_ascii(),)* } }
         }
     };
 }
@@ -422,7 +422,8 @@ macro_rules! problem_groups {
 /// Describes problems by their codes. [`openapi::document`](super::openapi::document)
 /// puts those of one status together.
 fn describe(codes: &[ProblemCode]) -> BTreeMap<String, RefOr<DescribedResponse>> {
-    let described = codes.iter().map(|code| (code.as_str().to_owned(), DescribedResponse::new(code.means()).into()));
+    let described =
+        codes.iter().map(|code| (code.as_str().to_owned(), DescribedResponse::new(code.explanation()).into()));
     described.collect()
 }
 

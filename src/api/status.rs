@@ -153,7 +153,7 @@ fn gauges(gateway: &Gateway) -> Gauges {
 }
 
 /// Answers that there is no such route.
-pub async fn nothing_here(uri: http::Uri) -> Problem {
+pub async fn no_such_route(uri: http::Uri) -> Problem {
     Problem::new(
         super::problem::ProblemCode::NotFound,
         format!("there is nothing at {}; the API is described at /openapi.json", uri.path()),

@@ -186,7 +186,7 @@ pub async fn accept_over(
     mode: BatchMode,
     spread: Option<Span>,
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
-    keep_pace(gateway, tenant).await?;
+    pace_accept(gateway, tenant).await?;
     let (now, began) = (gateway.clock.now(), Instant::now());
     if gateway.space.is_low(now) {
         gateway.metrics.storage_refused();
@@ -220,7 +220,7 @@ pub async fn accept_over(
     if !is_undone {
         count(&gateway.metrics, &submitted, &results);
     }
-    let rivals = rivals_in_batch(&outcomes, &submitted, &results);
+    let rivals = conflicts_in_batch(&outcomes, &submitted, &results);
     let mut written = submitted.iter().zip(results).enumerate().map(|(n, (event, result))| {
         outcome(gateway, event, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
     });
@@ -232,7 +232,7 @@ pub async fn accept_over(
 
 /// Holds the caller for a moment while the tenant's deliveries lag for want of
 /// this node's own speed; refuses it where that would take too long.
-async fn keep_pace(gateway: &Gateway, tenant: &TenantId) -> Result<(), AcceptRefusal> {
+async fn pace_accept(gateway: &Gateway, tenant: &TenantId) -> Result<(), AcceptRefusal> {
     let delay = gateway.dispatcher.accept_delay(tenant);
     if delay.is_zero() {
         return Ok(());
@@ -371,7 +371,7 @@ fn outcome(gateway: &Gateway, event: &Event, result: AcceptResult) -> AcceptOutc
 
 /// Finds the conflicts between events of one batch: for each event that was
 /// handed to the store, the position in the batch of the one that has its id.
-fn rivals_in_batch(
+fn conflicts_in_batch(
     outcomes: &[Option<AcceptOutcome>],
     events: &[Arc<Event>],
     results: &[AcceptResult],

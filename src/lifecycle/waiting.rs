@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::Gateway;
 use super::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
-use crate::model::delivery::{Delivery, DeliveryState, Outlook, WaitingFor, after};
+use crate::model::delivery::{Delivery, DeliveryOutlook, DeliveryState, WaitingFor, after};
 use crate::model::id::EndpointId;
 
 /// Time after its end for which the request of a cancelled delivery may still
@@ -20,13 +20,13 @@ use crate::model::id::EndpointId;
 const ON_THE_WIRE: Duration = Duration::from_secs(120);
 
 /// Returns the outlook of a delivery.
-pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
+pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> DeliveryOutlook {
     outlooks(gateway, std::slice::from_ref(delivery)).await.remove(0)
 }
 
 /// Returns the outlook of each delivery. What other nodes published is read once
 /// for all of them.
-pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook> {
+pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<DeliveryOutlook> {
     let now = gateway.clock.now();
     let mut about: HashMap<EndpointId, LiveStatusQuery> = HashMap::new();
     let may_be_open = |delivery: &&Delivery| match delivery.state {
@@ -44,20 +44,20 @@ pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook
     deliveries.iter().map(|delivery| outlook_of(gateway, delivery, statuses.get(&delivery.endpoint_id))).collect()
 }
 
-fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus>) -> Outlook {
+fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus>) -> DeliveryOutlook {
     // A cancelled one may still be on the wire.
     let is_in_flight = status.is_some_and(|status| status.in_flight.contains(&delivery.id));
     if delivery.state != DeliveryState::Waiting {
-        return Outlook { is_in_flight, ..Outlook::default() };
+        return DeliveryOutlook { is_in_flight, ..DeliveryOutlook::default() };
     }
     let now = gateway.clock.now();
     let Some(endpoint) = gateway.store.any_endpoint(delivery.endpoint_id) else {
-        return Outlook::default();
+        return DeliveryOutlook::default();
     };
     let limits = gateway.expiry.limits(&endpoint, delivery.expires_at, now);
     let end = delivery.progress.end(&limits);
     if is_in_flight {
-        return Outlook { is_in_flight: true, end, ..Outlook::default() };
+        return DeliveryOutlook { is_in_flight: true, end, ..DeliveryOutlook::default() };
     }
     let health = status.and_then(|status| status.health.as_ref()).unwrap_or(&endpoint.health);
     let capacity = status.map_or(Capacity::Free, |status| status.capacity);
@@ -72,7 +72,7 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus
     let next_attempt_at = next_attempt_at(waiting_for, &conditions, delivery, now);
     // What would come too late does not come.
     let next_attempt_at = next_attempt_at.filter(|at| end.is_none_or(|end| *at <= end.at));
-    Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, end }
+    DeliveryOutlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, end }
 }
 
 /// Returns when the next attempt can be made, as far as that is known.

@@ -110,7 +110,7 @@ pub enum WaitingFor {
 
 /// The present situation of a delivery, beyond what is stored of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Outlook {
+pub struct DeliveryOutlook {
     /// Whether a request for the delivery is open.
     pub is_in_flight: bool,
     /// What the delivery waits for, if it waits.
@@ -121,7 +121,7 @@ pub struct Outlook {
     pub end: Option<DeliveryDeadline>,
 }
 
-impl Outlook {
+impl DeliveryOutlook {
     /// Returns the same value with its times converted to wall time.
     pub fn on_wall(self, offset: WallOffset) -> Self {
         Self {

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::answer::AttemptFailure;
 use super::attempt::Attempt;
 use super::delivery::{
-    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor, after,
+    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryOutlook, DeliveryState, WaitingFor, after,
 };
 use super::endpoint::Endpoint;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
@@ -83,7 +83,7 @@ pub struct ExplanationFacts<'a> {
     /// Head of its lane, if that is another delivery, and whether the head is dead.
     pub head: Option<(DeliveryId, bool)>,
     /// What the delivery waits for, and its next attempt.
-    pub outlook: Outlook,
+    pub outlook: DeliveryOutlook,
     /// Longest wait for the first attempt (`--hold-max`).
     pub hold_max: Span,
     /// The present time.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rate::Rate;
 use super::wall_offset::WallOffset;
-pub use circuit_breaker::{BreakerInput, BreakerThresholds, CircuitBreaker, Quarantine};
+pub use circuit_breaker::{AutoPauseLimits, BreakerInput, BreakerThresholds, CircuitBreaker};
 
 mod circuit_breaker;
 
@@ -53,7 +53,8 @@ pub struct EndpointHealth {
     /// Permanent answers without a success between them.
     pub refusals: u32,
     /// Answers of any kind without a success between them.
-    pub misses: u32,
+    #[serde(rename = "misses")]
+    pub answers_without_success: u32,
     /// Start of the first failed request since the last success.
     pub failing_since: Option<Timestamp>,
     /// Time at which trouble was reported that still lasts.

@@ -27,7 +27,7 @@ pub struct Preview {
     #[schema(value_type = String, example = "15s")]
     pub span: Span,
     /// The odds of getting over an outage that begins with the first attempt, which is the worst moment.
-    pub survival: Vec<Survival>,
+    pub survival: Vec<OutageOdds>,
     /// How gently deliveries come back when an outage ends.
     pub recovery: Recovery,
 }
@@ -52,7 +52,8 @@ pub struct PlannedAttempt {
 
 /// The odds of getting over an outage.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
-pub struct Survival {
+#[schema(as = Survival)]
+pub struct OutageOdds {
     /// How long the receiver is away.
     #[schema(value_type = String, example = "6h")]
     pub outage: Span,
@@ -272,16 +273,16 @@ fn round_outages() -> impl Iterator<Item = Span> {
 }
 
 impl SimulationCounts {
-    fn survival(&self, outage: Span) -> Survival {
+    fn survival(&self, outage: Span) -> OutageOdds {
         let lost = self.ends.partition_point(|end| *end < outage.as_millis());
-        Survival { outage, odds: odds(self.ends.len() - lost, self.ends.len()) }
+        OutageOdds { outage, odds: odds(self.ends.len() - lost, self.ends.len()) }
     }
 
     /// Returns the outages that are characteristic of this policy: a few that all
     /// deliveries survive, those that some survive, and the first that none does.
-    fn characteristic_outages(&self) -> Vec<Survival> {
+    fn characteristic_outages(&self) -> Vec<OutageOdds> {
         const CERTAIN_MAX: usize = 3;
-        let mut outages: Vec<Survival> = round_outages().map(|outage| self.survival(outage)).collect();
+        let mut outages: Vec<OutageOdds> = round_outages().map(|outage| self.survival(outage)).collect();
         if let Some(first_hopeless) = outages.iter().position(|entry| entry.odds == 0.0) {
             outages.truncate(first_hopeless + 1);
         }

@@ -216,7 +216,7 @@ impl Seal {
 
     /// Returns the same keys, with the one that made this check text as the key
     /// that seals. The error names the key file and says what to do.
-    pub fn fitted(&self, check: &str) -> Result<Self, WrongKey> {
+    pub fn for_store(&self, check: &str) -> Result<Self, WrongKey> {
         match self.keys.iter().position(|master| master.fits(check)) {
             Some(first) => Ok(Self { first, ..self.clone() }),
             None => Err(WrongKey { file: self.file.clone() }),
@@ -334,8 +334,8 @@ mod tests {
         let (second, is_made) = Seal::load_or_create(&path).unwrap();
         assert!(!is_made && second.fits(&first.check()));
         assert!(Seal::read(&path).unwrap().fits(&first.check()));
-        assert!(second.fitted(&first.check()).is_ok());
-        let why = second.fitted(&seal(1).check()).map(|_| ()).unwrap_err().to_string();
+        assert!(second.for_store(&first.check()).is_ok());
+        let why = second.for_store(&seal(1).check()).map(|_| ()).unwrap_err().to_string();
         assert!(why.contains(&path.display().to_string()) && why.contains("--master-key-file"), "{why}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
@@ -348,7 +348,7 @@ mod tests {
         let before = old.seal(b"a", "whsec_1");
         let both = Seal::begin_rotation(&path).unwrap();
         assert!(both.fits(&old.check()) && both.check() != old.check());
-        let until_then = both.fitted(&old.check()).unwrap().seal(b"a", "whsec_2");
+        let until_then = both.for_store(&old.check()).unwrap().seal(b"a", "whsec_2");
         assert_eq!(old.open(b"a", &until_then).as_deref(), Some("whsec_2"), "a store's own key seals what it keeps");
         assert_eq!(both.open(b"a", &before).as_deref(), Some("whsec_1"));
         let after = both.reseal(b"a", &before).unwrap();

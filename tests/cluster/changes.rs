@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::ground::proxy::NetworkState;
 use crate::ledger::{Entry, Ledger, Reply};
 use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
+use crate::servers::proxy::NetworkState;
 use crate::support::{Client, eager_retry, eventually};
 
 const TENANT: &str = "/v1/tenants/default";

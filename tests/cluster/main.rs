@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
-#[path = "../ground/mod.rs"]
+#[path = "../servers/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
-mod ground;
+mod servers;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "other stories need more of it")]
 mod support;
@@ -20,13 +20,13 @@ mod load;
 mod nodes;
 mod sockets;
 
-mod anywhere;
+mod accept_anywhere;
 mod changes;
 mod ends;
-mod footing;
 mod frozen;
 mod joining;
 mod limits;
 mod live_status;
 mod pooler;
+mod test_servers;
 mod trouble;

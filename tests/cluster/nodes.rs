@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::audit::Findings;
-use crate::ground::postgres::{Database, Server};
-use crate::ground::proxy::Proxy;
 use crate::ledger::{Entry, Ledger, SECRET};
 use crate::load::{AcknowledgedEvents, Load, NodeAddresses};
+use crate::servers::postgres::{Database, Server};
+use crate::servers::proxy::Proxy;
 use crate::sockets;
 use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
 

@@ -1,9 +1,9 @@
 //! PgBouncer in transaction mode between the nodes and the database.
 
-use crate::ground::pgbouncer::PgBouncer;
-use crate::ground::postgres::Server;
 use crate::ledger::{Ledger, flaky};
 use crate::nodes::{Cluster, ENDPOINTS};
+use crate::servers::pgbouncer::PgBouncer;
+use crate::servers::postgres::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_that_lends_connections_by_the_transaction_changes_nothing() {

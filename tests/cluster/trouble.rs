@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::ground::proxy::NetworkState;
 use crate::ledger::{Entry, Ledger, flaky};
 use crate::nodes::{Cluster, ENDPOINTS, LEASE, called_again};
+use crate::servers::proxy::NetworkState;
 use crate::support::eventually;
 
 const EVENTS: &str = "/v1/tenants/default/events";

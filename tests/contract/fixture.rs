@@ -33,7 +33,7 @@ use posthaste::store::{
 };
 use serde_json::{Value, json};
 
-use crate::ground::postgres::{Database, Server};
+use crate::servers::postgres::{Database, Server};
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

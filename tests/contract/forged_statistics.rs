@@ -8,7 +8,7 @@
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event};
-use crate::ground::postgres::Database;
+use crate::servers::postgres::Database;
 
 /// Waiting deliveries of the one endpoint.
 const WAITING: i64 = 4_000;

@@ -31,7 +31,7 @@ fn failing(life: u32, serial: u64, failures: u32) -> EndpointHealth {
         generation: life,
         version: serial,
         failures,
-        misses: failures,
+        answers_without_success: failures,
         failing_since: Some(at(1)),
         ..EndpointHealth::default()
     }

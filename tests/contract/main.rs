@@ -34,9 +34,9 @@ macro_rules! for_every_store {
 }
 
 mod fixture;
-#[path = "../ground/mod.rs"]
+#[path = "../servers/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
-mod ground;
+mod servers;
 
 mod accept;
 mod access;
@@ -54,10 +54,10 @@ mod history;
 mod lanes;
 mod model;
 mod newer_records;
+mod operational_events;
 mod overdue;
 mod settle;
 mod shared;
-mod told;
 mod unknown_codes;
 mod usage;
 mod waiting;

@@ -15,7 +15,7 @@ use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, EventQuery, Forg
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
-use crate::ground::postgres::Database;
+use crate::servers::postgres::Database;
 
 /// The day of second 0 ends then.
 const DAY_END: i64 = 6_400;

@@ -7,9 +7,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
 
-#[path = "../ground/mod.rs"]
+#[path = "../servers/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
-mod ground;
+mod servers;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "other stories need more of it")]
 mod support;

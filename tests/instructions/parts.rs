@@ -20,7 +20,7 @@ use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeliveryTimeLimits;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
-use posthaste::model::health::{BreakerInput, EndpointHealth, Quarantine};
+use posthaste::model::health::{AutoPauseLimits, BreakerInput, EndpointHealth};
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::next_state::{AttemptTimes, next_state};
 use posthaste::model::shard::{Lease, Shard};
@@ -160,7 +160,7 @@ fn accept(times: u64) {
 fn dispatcher_trip(times: u64) {
     let store = FilledStore::new();
     let claim = store.claim(1);
-    let limits = NodeLimits { slots: 256, per_host: None, quarantine: Quarantine::default() };
+    let limits = NodeLimits { slots: 256, per_host: None, quarantine: AutoPauseLimits::default() };
     let mut queues = EndpointQueues::new(limits, at(0));
     let lease = Lease { shard: Shard(1), epoch: posthaste::store::ONLY_EPOCH };
     let terms = LeaseTerms { lease, since: None, needed: Duration::ZERO };

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::cli::{posthaste, succeeded};
-use crate::ground::postgres::Server;
+use crate::servers::postgres::Server;
 
 /// Runs a benchmark of one second in this folder; returns what it prints.
 async fn bench_in(folder: &Path, args: &[&str]) -> String {

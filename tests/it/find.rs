@@ -155,7 +155,7 @@ async fn an_event_is_explained_in_one_document_with_ids() {
 async fn a_gateway_that_was_started_on_a_terminal_is_found_from_any_folder() {
     let (home, folder, elsewhere) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let port = crate::ground::guard::free_port();
+    let port = crate::servers::guard::free_port();
     let mut terminal = tokio::process::Command::new("script");
     let program = env!("CARGO_BIN_EXE_posthaste");
     let serve = format!("echo $$ > gateway-pid; exec {program} serve --listen 127.0.0.1:{port}");

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 use crate::support::{Answer, Client, Gateway, Options, Receiver, Reply, eventually};
 
 for_every_store! {

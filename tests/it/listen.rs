@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 use crate::support::{Gateway, Options, PATIENCE, eager_retry};
 
 /// A listener in its own process, and what it prints.

@@ -26,9 +26,9 @@ macro_rules! for_every_store {
     };
 }
 
-#[path = "../ground/mod.rs"]
+#[path = "../servers/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
-mod ground;
+mod servers;
 #[allow(dead_code, reason = "other tests need more of it")]
 mod support;
 
@@ -43,7 +43,6 @@ mod caps;
 mod cli;
 mod crash;
 mod dead_letters;
-mod door;
 mod egress;
 mod explain;
 mod failures;
@@ -64,6 +63,7 @@ mod metrics;
 mod migrate_store;
 mod older_store;
 mod on_postgres;
+mod operational_events;
 mod pause;
 mod rates;
 mod retry;
@@ -75,6 +75,6 @@ mod terminal;
 mod thin;
 mod tls;
 mod tokens;
-mod told;
 mod tour;
 mod verdicts;
+mod without_token;

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio_postgres::NoTls;
 
-use crate::ground::postgres::{Database, Server};
+use crate::servers::postgres::{Database, Server};
 use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of, unlimited};
 
 /// `posthaste migrate-store`, ready to run.

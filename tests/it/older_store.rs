@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
-use crate::ground::postgres::{Database, Server};
+use crate::servers::postgres::{Database, Server};
 use crate::support::{Client, Gateway, Options, Receiver, Seen, eventually, is_on_postgres};
 
 for_every_store! {

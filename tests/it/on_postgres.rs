@@ -12,8 +12,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::ground::guard::free_port;
-use crate::ground::postgres::{Database, Server};
+use crate::servers::guard::free_port;
+use crate::servers::postgres::{Database, Server};
 use crate::support::{Client, Gateway, Options, Printed, eventually};
 
 fn folder() -> Arc<TempDir> {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {

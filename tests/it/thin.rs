@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 use crate::support::{Answer, Client, Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually, path_of};
 
 for_every_store! {

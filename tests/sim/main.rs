@@ -6,13 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
+mod deadlines;
 mod epochs;
 mod faulty_store;
 mod flaky_receivers;
 mod node_views;
 mod outdated;
 mod ownership;
-mod patience;
 mod retention;
 mod storm;
 mod trouble;

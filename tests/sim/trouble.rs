@@ -19,7 +19,7 @@ use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{Actor, EndpointEventKind, EndpointEventRecord};
-use posthaste::model::health::{BreakerPhase, Quarantine};
+use posthaste::model::health::{AutoPauseLimits, BreakerPhase};
 use posthaste::model::id::{EndpointId, TenantId};
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
@@ -213,7 +213,7 @@ fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_
 
 #[test]
 fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
-    let limits = NodeLimits { quarantine: Quarantine::default(), ..limits() };
+    let limits = NodeLimits { quarantine: AutoPauseLimits::default(), ..limits() };
     live(
         json!({"retry": {"max_attempts": 12}}),
         limits,

@@ -31,7 +31,7 @@ use posthaste::model::delivery::{Delivery, DeliveryState, after};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
-use posthaste::model::health::{EndpointHealth, Quarantine};
+use posthaste::model::health::{AutoPauseLimits, EndpointHealth};
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
@@ -104,7 +104,7 @@ pub fn limits() -> NodeLimits {
     NodeLimits {
         slots: 100,
         per_host: None,
-        quarantine: Quarantine { failing_for: Span::secs(365 * 86_400), ..Quarantine::default() },
+        quarantine: AutoPauseLimits { failing_for: Span::secs(365 * 86_400), ..AutoPauseLimits::default() },
     }
 }
 

@@ -102,7 +102,7 @@ fn fields(document: &Value, name: &str) -> Table {
 
 /// The table of error codes.
 fn codes() -> Table {
-    let row = |code: &ProblemCode| vec![code.status().as_u16().to_string(), code.means().to_owned()];
+    let row = |code: &ProblemCode| vec![code.status().as_u16().to_string(), code.explanation().to_owned()];
     let rows = ProblemCode::ALL.iter().map(|code| (format!("`{}`", code.as_str()), row(code)));
     Table { head: &["Code", "Status", "Means"], rows: rows.collect() }
 }

@@ -15,7 +15,7 @@ const COMMON_TYPES: &[&str] = &["Error", "Result"];
 
 /// Functions that are tables, or are made by a macro from one.
 const TABLES: &[(&str, &str)] = &[
-    ("src/api/problem.rs", "means"),
+    ("src/api/problem.rs", "explanation"),
     ("src/api/problem.rs", "status"),
     ("src/api/problem.rs", "title"),
     ("src/metrics/mod.rs", "new"),

@@ -35,7 +35,7 @@ pub fn problems() -> Value {
         let content = json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}});
         let answer = described.entry(response_name(*code)).or_insert_with(|| json!({"content": content}));
         let before = answer["description"].as_str().map_or(String::new(), |text| format!("{text} "));
-        answer["description"] = format!("{before}`{}`: {}", code.as_str(), code.means()).into();
+        answer["description"] = format!("{before}`{}`: {}", code.as_str(), code.explanation()).into();
         add_headers(answer, &code.status().as_u16().to_string());
     }
     json!(described)

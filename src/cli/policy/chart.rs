@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::cli::output::wrapped;
-use crate::model::preview::{PlannedAttempt, Preview, Survival};
+use crate::model::preview::{OutageOdds, PlannedAttempt, Preview};
 use crate::model::span::Span;
 
 /// Width of the plot: what is left of a line after the number and the three times.
@@ -174,10 +174,10 @@ impl TimeAxis {
 }
 
 /// Draws a bar for each outage.
-fn survival(outages: &[Survival]) -> String {
+fn survival(outages: &[OutageOdds]) -> String {
     const BAR_WIDTH: usize = 50;
     let mut out = "How many get over an outage that begins with their first attempt:\n".to_owned();
-    for Survival { outage, odds } in outages {
+    for OutageOdds { outage, odds } in outages {
         let full = (odds * BAR_WIDTH as f64).round() as usize;
         // Odds between 0 and 1 are never drawn as an empty or a full bar.
         let full = if *odds > 0.0 && *odds < 1.0 { full.clamp(1, BAR_WIDTH - 1) } else { full };
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn some_is_never_drawn_as_none_or_all() {
-        let bar = |odds| survival(&[Survival { outage: Span::secs(60), odds }]);
+        let bar = |odds| survival(&[OutageOdds { outage: Span::secs(60), odds }]);
         assert!(bar(0.001).contains('█') && bar(0.001).contains("0.1 %"));
         assert!(bar(0.999).contains('░') && bar(0.999).contains("99.9 %"));
         assert!(!bar(1.0).contains('░') && !bar(0.0).contains('█'));

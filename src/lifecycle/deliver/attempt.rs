@@ -31,7 +31,7 @@ use crate::store::{Claim, ClaimOutcome, EndpointUpdate};
 /// The result of a claim, before anything is written.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "the common variant is the large one, and is moved once")]
-pub enum Attempted {
+pub enum ClaimResult {
     /// An outcome to settle, with what the answer says about the endpoint.
     Outcome(ClaimOutcome, Option<AttemptResult>),
     /// The endpoint was deleted: nothing is written.
@@ -77,11 +77,11 @@ impl LeasedEndpoint<'_> {
     }
 
     /// Returns the result of a claim that the lease was too short for.
-    fn too_short(&self) -> Attempted {
+    fn too_short(&self) -> ClaimResult {
         if self.is_current() {
-            Attempted::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) }
+            ClaimResult::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) }
         } else {
-            Attempted::Stale
+            ClaimResult::Stale
         }
     }
 }
@@ -101,11 +101,11 @@ impl LeaseGuard for LeasedEndpoint<'_> {
 }
 
 /// Makes one attempt.
-pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> Attempted {
-    let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else { return Attempted::Deleted };
+pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> ClaimResult {
+    let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else { return ClaimResult::Deleted };
     let started_at = context.clock.now();
     if !admits(&endpoint, claim, started_at) {
-        return Attempted::Closed;
+        return ClaimResult::Closed;
     }
     let leased = LeasedEndpoint { context, endpoint: &endpoint, lease };
     if !leased.fits(needed(endpoint.timeout().total.0, context.store.lease_length())) {
@@ -114,11 +114,11 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
     if claim.is_damaged {
         error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
                "dead (damaged) without being sent: what is stored of it is not what was accepted; check the disk");
-        return Attempted::Outcome(ClaimOutcome::Damaged, None);
+        return ClaimResult::Outcome(ClaimOutcome::Damaged, None);
     }
     let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
-        return Attempted::Outcome(ClaimOutcome::Expired { by: end.by, progress: claim.progress }, None);
+        return ClaimResult::Outcome(ClaimOutcome::Expired { by: end.by, progress: claim.progress }, None);
     }
     let wall = context.clock.wall();
     let request = match sign(claim, &endpoint, &context.links, wall) {
@@ -127,7 +127,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
             error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
                    "not attempted, put back and not counted: {why}");
             let due_at = after(started_at, context.put_back_delay());
-            return Attempted::Outcome(ClaimOutcome::PutBack { due_at }, None);
+            return ClaimResult::Outcome(ClaimOutcome::PutBack { due_at }, None);
         }
     };
     let body_sha256 = sha256_hex(&request.body);
@@ -135,7 +135,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
     let sent = SentRequest { endpoint: &endpoint, started_at, wall, body_sha256 };
     let (outcome, result) = decide(context, claim, sent, answer);
     log_attempt(claim, &endpoint, &outcome);
-    Attempted::Outcome(outcome, result)
+    ClaimResult::Outcome(outcome, result)
 }
 
 /// Whether this claim may still be attempted, by what is written: its endpoint

@@ -1,6 +1,6 @@
 //! Describes the limits of a node and the waits they cause.
 
-use crate::model::health::Quarantine;
+use crate::model::health::AutoPauseLimits;
 
 /// The limits of a node.
 #[derive(Debug, Clone, Copy)]
@@ -10,7 +10,7 @@ pub struct NodeLimits {
     /// Most open requests to one host, if that is limited.
     pub per_host: Option<usize>,
     /// Thresholds at which an endpoint that only fails is paused.
-    pub quarantine: Quarantine,
+    pub quarantine: AutoPauseLimits,
 }
 
 /// Number of waits for a limit since the last reading.

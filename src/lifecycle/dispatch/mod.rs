@@ -22,7 +22,7 @@ use self::limits::NodeLimits;
 use self::observe::{is_backpressure, log_endpoint_update};
 use self::queues::EndpointQueues;
 use self::shard_ownership::ShardOwnership;
-use super::deliver::attempt::{AttemptResult, Attempted, attempt};
+use super::deliver::attempt::{AttemptResult, ClaimResult, attempt};
 use super::deliver::lease_guard::{left, needed};
 use super::deliver::settle::{ClaimEnd, put_back_after_internal_error, settle};
 use super::deliver::{DeliveryContext, PUT_BACK_SECONDS};
@@ -352,14 +352,14 @@ impl Dispatcher {
     async fn attempt_and_settle(&self, in_flight: &mut InFlightGuard, claim: &Claim, lease: Lease) -> ClaimEnd {
         let context = &self.shared.context;
         let (mut outcome, result) = match attempt(context, claim, lease).await {
-            Attempted::Outcome(outcome, result) => (outcome, result),
-            Attempted::Deleted => return ClaimEnd::Settled(SettleEffects::default()),
-            Attempted::Closed => {
+            ClaimResult::Outcome(outcome, result) => (outcome, result),
+            ClaimResult::Deleted => return ClaimEnd::Settled(SettleEffects::default()),
+            ClaimResult::Closed => {
                 let due_again_at = Some(claim.due_at);
                 return ClaimEnd::Settled(SettleEffects { due_again_at, is_void: true, ..SettleEffects::default() });
             }
-            Attempted::Unsent { due_at } => return ClaimEnd::Unsent { due_at },
-            Attempted::Stale => return ClaimEnd::Stale,
+            ClaimResult::Unsent { due_at } => return ClaimEnd::Unsent { due_at },
+            ClaimResult::Stale => return ClaimEnd::Stale,
         };
         // What the answer means for the endpoint is in force from here on, and
         // is written with the attempt.

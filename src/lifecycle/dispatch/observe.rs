@@ -10,7 +10,7 @@ use super::queue::EndpointQueue;
 use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::endpoint::EndpointState;
 use crate::model::endpoint_event::EndpointEvent;
-use crate::model::health::{BreakerThresholds, Quarantine};
+use crate::model::health::{AutoPauseLimits, BreakerThresholds};
 use crate::model::named_enum::NamedEnum;
 use crate::store::{Claim, EndpointUpdate};
 
@@ -25,7 +25,7 @@ pub fn is_backpressure(update: &EndpointUpdate) -> bool {
 pub fn observe(
     queue: &mut EndpointQueue,
     result: AttemptResult,
-    quarantine: Quarantine,
+    quarantine: AutoPauseLimits,
     now: Timestamp,
 ) -> EndpointUpdate {
     let version = queue.breaker.health.version;

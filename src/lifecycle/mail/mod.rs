@@ -30,7 +30,7 @@ pub mod smtp;
 pub mod text;
 
 /// Most mails that may wait.
-pub const LETTERS_MAX: usize = 1_000;
+pub const MAILS_WAITING_MAX: usize = 1_000;
 /// Mails sent concurrently, so that one slow delivery does not hold up the next.
 const AT_ONCE: usize = 4;
 
@@ -165,10 +165,10 @@ impl MailQueue {
         }
         let now = self.0.clock.now();
         let task = MailTask { mail, on_sent: Box::new(on_sent), written_at: now, failures: 0 };
-        if let Err(task) = self.0.put(task, now, LETTERS_MAX) {
+        if let Err(task) = self.0.put(task, now, MAILS_WAITING_MAX) {
             self.0.count(MailResult::Failed);
             let domain = task.mail.domain();
-            error!(mail.domain = domain, "a mail to {domain} was dropped: {LETTERS_MAX} are waiting already");
+            error!(mail.domain = domain, "a mail to {domain} was dropped: {MAILS_WAITING_MAX} are waiting already");
         }
     }
 

@@ -122,13 +122,13 @@ async fn what_waits_hangs_or_is_refused_holds_up_nobody_else() {
 #[tokio::test(start_paused = true)]
 async fn no_more_letters_wait_than_there_is_room_for() {
     let fixture = Fixture::with(&[]);
-    for n in 0..LETTERS_MAX + 3 {
+    for n in 0..MAILS_WAITING_MAX + 3 {
         fixture.enqueue(&format!("{n}@example.com"));
     }
     assert_eq!(fixture.mail_queue.failed_count(), 3);
     let fixture = fixture.start();
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let expected: Vec<String> = (0..LETTERS_MAX).map(|n| format!("{n}@example.com")).collect();
+    let expected: Vec<String> = (0..MAILS_WAITING_MAX).map(|n| format!("{n}@example.com")).collect();
     let mut sent = fixture.sent();
     sent.sort_by_key(|to| to.split('@').next().unwrap().parse::<usize>().unwrap());
     assert_eq!(sent, expected, "those that were there first are sent, each once");

@@ -168,7 +168,7 @@ impl Story {
         };
         let end = self.delivery.progress.end(&self.limits(now));
         let is_in_flight = self.delivery.state == DeliveryState::Waiting && waiting_for.is_none();
-        let outlook = Outlook { is_in_flight, waiting_for, next_attempt_at, end };
+        let outlook = DeliveryOutlook { is_in_flight, waiting_for, next_attempt_at, end };
         let explanation = explain(&ExplanationFacts {
             delivery: &self.delivery,
             attempts: &self.attempts,
@@ -392,7 +392,7 @@ fn what_went_with_its_endpoint_says_so() {
         attempts: &story.attempts,
         endpoint: None,
         head: None,
-        outlook: Outlook::default(),
+        outlook: DeliveryOutlook::default(),
         hold_max: HOLD_MAX,
         is_operator: false,
         now: at(60),

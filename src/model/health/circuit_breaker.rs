@@ -39,14 +39,14 @@ pub struct BreakerInput {
 
 /// The limits beyond which a failing endpoint is paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quarantine {
+pub struct AutoPauseLimits {
     /// Most permanent answers without a success between them.
     pub refusals: usize,
     /// Longest time with nothing but failures.
     pub failing_for: Span,
 }
 
-impl Default for Quarantine {
+impl Default for AutoPauseLimits {
     fn default() -> Self {
         Self { refusals: 100, failing_for: Span::secs(5 * 86_400) }
     }
@@ -60,7 +60,7 @@ pub struct BreakerThresholds<'a> {
     /// Most requests that may be open to the endpoint.
     pub cap: usize,
     /// Limits of the gateway for pausing endpoints.
-    pub quarantine: Quarantine,
+    pub quarantine: AutoPauseLimits,
 }
 
 /// An answer with everything needed to decide what it changes.
@@ -146,13 +146,13 @@ impl CircuitBreaker {
         }
     }
 
-    /// Updates the counters of failures, refusals and misses.
+    /// Updates the counters of failures, refusals and answers without a success.
     fn count(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<EndpointEvent>) {
         let (input, window, now) = (observation.input, observation.thresholds.breaker.window, observation.now);
         let health = &mut self.health;
         match input.verdict {
             Verdict::Delivered => {
-                (health.failures, health.refusals, health.misses) = (0, 0, 0);
+                (health.failures, health.refusals, health.answers_without_success) = (0, 0, 0);
                 health.failing_since = None;
                 // A request that started before the breaker opened ends no trouble.
                 if is_of_phase && health.trouble_since.take().is_some() {
@@ -172,7 +172,7 @@ impl CircuitBreaker {
                 self.window.record(window, now, true);
             }
         }
-        health.misses = health.misses.saturating_add(1);
+        health.answers_without_success = health.answers_without_success.saturating_add(1);
         health.failing_since.get_or_insert(input.started_at);
     }
 
@@ -322,8 +322,8 @@ impl CircuitBreaker {
         }
         let since = health.failing_since?;
         let failing_ms = u128::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0);
-        if failing_ms >= limits.failing_for.0.as_millis() && health.misses >= FAILURES_LEAST {
-            let (span, count) = (limits.failing_for, health.misses);
+        if failing_ms >= limits.failing_for.0.as_millis() && health.answers_without_success >= FAILURES_LEAST {
+            let (span, count) = (limits.failing_for, health.answers_without_success);
             return Some(PauseCause::Failing { span, count, answer: input.answer.clone() });
         }
         None

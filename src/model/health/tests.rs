@@ -28,7 +28,8 @@ impl Subject {
     }
 
     fn observe(&mut self, input: &BreakerInput) -> Vec<EndpointEvent> {
-        let thresholds = BreakerThresholds { breaker: &self.breaker, cap: self.cap, quarantine: Quarantine::default() };
+        let thresholds =
+            BreakerThresholds { breaker: &self.breaker, cap: self.cap, quarantine: AutoPauseLimits::default() };
         self.circuit.observe(input, thresholds, at(self.now), 0.5)
     }
 

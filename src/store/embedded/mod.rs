@@ -198,7 +198,7 @@ pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
 /// key that a store is opened with becomes its key.
 fn check_master_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
     let check = notes::write_once(db, CHECK_NOTE, &seal.check())?;
-    Ok(seal.fitted(&check)?)
+    Ok(seal.for_store(&check)?)
 }
 
 /// Syncs a new folder and its parent, so that file names are as durable as the
@@ -255,7 +255,7 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
          PRAGMA wal_autocheckpoint = 16000;
          PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
     ))?;
-    keep_plans(db)?;
+    plan_statements_once(db)?;
     db.set_prepared_statement_cache_capacity(128);
     Ok(())
 }
@@ -263,7 +263,7 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
 /// Makes SQLite plan a statement once. Otherwise it plans anew at every
 /// execution of a statement whose bound values might make another partial
 /// index fit, which took 15 % of all CPU time with a backlog.
-fn keep_plans(db: &Connection) -> rusqlite::Result<()> {
+fn plan_statements_once(db: &Connection) -> rusqlite::Result<()> {
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
@@ -271,7 +271,7 @@ fn reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags)?;
     db.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -4096;")?;
-    keep_plans(&db)?;
+    plan_statements_once(&db)?;
     db.set_prepared_statement_cache_capacity(64);
     Ok(db)
 }

@@ -112,7 +112,7 @@ fn apply_settings(
         return None;
     }
     let was_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
-    if was_open || (is_elsewhere && endpoint.health.misses > 0) {
+    if was_open || (is_elsewhere && endpoint.health.answers_without_success > 0) {
         endpoint.health = endpoint.health.reset(now);
     }
     was_open.then_some(if is_elsewhere { CloseCause::UrlChanged } else { CloseCause::SwitchedOff })

@@ -57,7 +57,7 @@ impl PostgresState {
         self.notifier.send(ClusterEvent::Changed { endpoints: changes.endpoints, tenants: changes.tenants, done });
         // During the start nobody listens yet. Waiting for an answer then would
         // make the start wait for itself.
-        if self.notifier.is_heard() {
+        if self.notifier.has_listener() {
             self.notifier.add_pending_change(in_force);
         }
     }

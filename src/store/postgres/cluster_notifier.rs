@@ -40,7 +40,7 @@ impl ClusterNotifier {
     }
 
     /// Whether the lifecycle listens. During the start it does not yet.
-    pub fn is_heard(&self) -> bool {
+    pub fn has_listener(&self) -> bool {
         self.listener.lock().is_none()
     }
 

@@ -172,7 +172,7 @@ async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
     transaction.execute_typed(sql, &[(&seal.check(), Type::TEXT)]).await.map_err(failed)?;
     let check = note(transaction, "master_key_check").await?.unwrap_or_default();
-    Ok(seal.fitted(&check).map(|_| ())?)
+    Ok(seal.for_store(&check).map(|_| ())?)
 }
 
 /// Writes a batch and the new checkpoint of the move.

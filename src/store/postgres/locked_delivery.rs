@@ -14,7 +14,7 @@ use crate::store::stored_json::from_json;
 use crate::store::stored_value::StoredCode;
 
 /// The columns that all tables of deliveries have.
-const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
+const SHARED_COLUMNS: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
                     attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, \
                     forbidden_target, last_delay, max_age, stumbles, stumble";
 
@@ -183,12 +183,12 @@ impl LockedDelivery {
         }
         // A finished delivery never holds up its lane.
         let same = match to {
-            DeliveryTable::Finished => &SAME.replace(" passed,", " true,"),
-            DeliveryTable::Queue | DeliveryTable::Dead => SAME,
+            DeliveryTable::Finished => &SHARED_COLUMNS.replace(" passed,", " true,"),
+            DeliveryTable::Queue | DeliveryTable::Dead => SHARED_COLUMNS,
         };
         let sql = format!(
-            "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING {SAME}, due_at)
-             INSERT INTO {} ({SAME}, due_at, state, cause, finished_at, last)
+            "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING {SHARED_COLUMNS}, due_at)
+             INSERT INTO {} ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last)
              SELECT {same}, due_at, $2, $3, $4, $5 FROM gone",
             self.table.name(),
             to.name()

@@ -113,7 +113,7 @@ pub struct PostgresStore {
     shared: Arc<PostgresState>,
     accepting: group_commit::GroupCommit<accept::AcceptJob>,
     settling: group_commit::GroupCommit<settle::SettleJob>,
-    chores: Mutex<Vec<JoinHandle<()>>>,
+    background_tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The parts that the verbs of the store share. Each guards what it owns.
@@ -163,7 +163,7 @@ impl PostgresStore {
         let usage = stored_bytes::start(&shared);
         let accepting = group_commit::GroupCommit::start(shared.clone());
         let settling = group_commit::GroupCommit::start(shared.clone());
-        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage]) })
+        Ok(Self { shared, accepting, settling, background_tasks: Mutex::new(vec![membership, usage]) })
     }
 
     /// Leaves the cluster, unless that was done before, and closes the
@@ -177,8 +177,8 @@ impl PostgresStore {
 impl PostgresStore {
     /// Ends the background tasks.
     async fn stop_background_tasks(&self) {
-        let chores = std::mem::take(&mut *self.chores.lock());
-        for chore in chores {
+        let background_tasks = std::mem::take(&mut *self.background_tasks.lock());
+        for chore in background_tasks {
             chore.abort();
             let _ = chore.await;
         }
@@ -192,7 +192,7 @@ async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
     transaction::with_timeout(client.execute_typed(sql, transaction::bind![CHECK_NOTE, seal.check()])).await?;
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
     let rows = transaction::with_timeout(client.query_typed(sql, transaction::bind![CHECK_NOTE])).await?;
-    Ok(seal.fitted(rows[0].get(0))?)
+    Ok(seal.for_store(rows[0].get(0))?)
 }
 
 impl PostgresState {

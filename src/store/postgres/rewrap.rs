@@ -83,7 +83,7 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
 
 async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
     match note(transaction, CHECK_NOTE).await? {
-        Some(check) => Ok(seal.fitted(&check).map(|_| ())?),
+        Some(check) => Ok(seal.for_store(&check).map(|_| ())?),
         None => bail!("nothing in this database is sealed yet; start a node on it first"),
     }
 }

@@ -235,7 +235,7 @@ struct SettleTransaction<'a> {
     node: i64,
     nos: Vec<i64>,
     /// Endpoints of the settlements that are written one by one.
-    closely: Vec<Uuid>,
+    one_by_one: Vec<Uuid>,
     delivered: SettleBatch,
     retried: SettleBatch,
     retries: RetryBatch,
@@ -248,7 +248,7 @@ impl<'a> SettleTransaction<'a> {
             jobs,
             node,
             nos,
-            closely: Vec::new(),
+            one_by_one: Vec::new(),
             delivered: SettleBatch::default(),
             retried: SettleBatch::default(),
             retries: RetryBatch::default(),
@@ -273,7 +273,7 @@ impl<'a> SettleTransaction<'a> {
                 self.retries.push(RetryRow { last_delay, max_age, expiry_check_at: expiry_check_at.map(millis) });
             }
             SettlePath::RecheckExpiry => {}
-            SettlePath::One => self.closely.push(settlement.endpoint.0),
+            SettlePath::One => self.one_by_one.push(settlement.endpoint.0),
         }
     }
 
@@ -282,7 +282,7 @@ impl<'a> SettleTransaction<'a> {
     /// again, or nothing if this node was removed from the cluster.
     async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<EndedRow>, Vec<WaitingRow>)>> {
         let (tx, begin) = (work.tx, work.shared.connections.begin_sql());
-        let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
+        let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.one_by_one)]);
         let opening = async {
             tokio::join!(biased; with_timeout(tx.client().batch_execute(begin)), tx.query(HOLD_NODE.call(), &me))
         };
@@ -296,7 +296,7 @@ impl<'a> SettleTransaction<'a> {
         };
         tokio::pin!(writing);
         let changes_any = self.jobs.iter().any(|job| changes_endpoint(&job.settlement));
-        let ((begun, held), written) = if changes_any || !self.closely.is_empty() {
+        let ((begun, held), written) = if changes_any || !self.one_by_one.is_empty() {
             (opening.await, None)
         } else {
             // One round trip is enough: a node that was removed owns no shard, so
@@ -316,7 +316,7 @@ impl<'a> SettleTransaction<'a> {
                 if changes_any {
                     work.bump_catalog_version().await?;
                 }
-                if !self.closely.is_empty() {
+                if !self.one_by_one.is_empty() {
                     tx.query(include_str!("sql/lock_endpoints.sql"), &these).await?;
                 }
                 writing.await

@@ -8,12 +8,12 @@ use rand::RngExt;
 use rand::seq::SliceRandom;
 
 use crate::audit::{Findings, Rules};
-use crate::ground::proxy::NetworkState;
 use crate::ledger::{Ledger, TIMEOUT, flaky};
 use crate::load::AcknowledgedEvents;
 use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
 use crate::report::{Faults, Report};
 use crate::run::Run;
+use crate::servers::proxy::NetworkState;
 use crate::support::eventually;
 
 const NODES: usize = 3;

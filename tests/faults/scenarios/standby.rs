@@ -5,11 +5,11 @@ use std::time::Instant;
 use rand::RngExt;
 
 use crate::audit::{Findings, Rules};
-use crate::ground::postgres::Server;
 use crate::ledger::{Ledger, TIMEOUT, flaky};
 use crate::nodes::{CAP, Cluster, ENDPOINTS};
 use crate::report::{Faults, Report};
 use crate::run::Run;
+use crate::servers::postgres::Server;
 use crate::support::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

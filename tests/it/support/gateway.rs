@@ -12,8 +12,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::{Client, PATIENCE, eventually};
-use crate::ground::guard::free_port;
-use crate::ground::postgres::{Database, Server};
+use crate::servers::guard::free_port;
+use crate::servers::postgres::{Database, Server};
 
 tokio::task_local! {
     /// Set while a test runs its gateways on PostgreSQL.

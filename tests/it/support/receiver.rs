@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use super::PATIENCE;
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 
 /// The answer to one request.
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@ use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
 use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::model::breaker::BreakerSettings;
+use crate::model::health::AutoPauseLimits;
 use crate::model::health::EndpointHealth;
-use crate::model::health::Quarantine;
 use crate::model::rate::Rate;
 use crate::model::shard::{Lease, Shard};
 use crate::store::{DuePage, ONLY_EPOCH};
@@ -21,7 +21,7 @@ fn endpoint(n: u128) -> EndpointId {
 }
 
 fn node() -> EndpointQueues {
-    EndpointQueues::new(NodeLimits { slots: 100, per_host: None, quarantine: Quarantine::default() }, at(-1_000))
+    EndpointQueues::new(NodeLimits { slots: 100, per_host: None, quarantine: AutoPauseLimits::default() }, at(-1_000))
 }
 
 /// Returns the gate of an active endpoint with a cap of two.

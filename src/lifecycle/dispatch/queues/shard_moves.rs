@@ -123,7 +123,7 @@ mod tests {
     use crate::lifecycle::dispatch::limits::NodeLimits;
     use crate::model::breaker::BreakerSettings;
     use crate::model::endpoint::EndpointState;
-    use crate::model::health::{EndpointHealth, Quarantine};
+    use crate::model::health::{AutoPauseLimits, EndpointHealth};
     use crate::model::id::DeliveryId;
     use crate::model::rate::Rate;
     use crate::model::shard::Epoch;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     fn node() -> EndpointQueues {
-        let limits = NodeLimits { slots: 100, per_host: None, quarantine: Quarantine::default() };
+        let limits = NodeLimits { slots: 100, per_host: None, quarantine: AutoPauseLimits::default() };
         EndpointQueues::new(limits, at(-1_000_000))
     }
 

@@ -8,7 +8,7 @@ use crate::model::blocker::Capacity;
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint_event::{DisableCause, EndpointEvent};
 use crate::model::health::EndpointHealth;
-use crate::model::health::{BreakerInput, BreakerState, Quarantine};
+use crate::model::health::{AutoPauseLimits, BreakerInput, BreakerState};
 use crate::model::rate::Rate;
 use crate::model::shard::{Lease, Shard};
 use crate::model::verdict::Verdict;
@@ -56,7 +56,7 @@ struct Node {
 }
 
 fn node(slots: usize) -> Node {
-    let limits = NodeLimits { slots, per_host: None, quarantine: Quarantine::default() };
+    let limits = NodeLimits { slots, per_host: None, quarantine: AutoPauseLimits::default() };
     Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) }
 }
 
@@ -513,7 +513,7 @@ fn many_that_hang_leave_room_for_those_that_answer() {
 
 #[test]
 fn endpoints_of_one_host_share_its_limit() {
-    let limits = NodeLimits { slots: 100, per_host: Some(3), quarantine: Quarantine::default() };
+    let limits = NodeLimits { slots: 100, per_host: Some(3), quarantine: AutoPauseLimits::default() };
     let mut queues = Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) };
     let on = |host: &str| EndpointGate { host: Some(host.into()), ..open() };
     for n in 0..4 {
@@ -572,7 +572,7 @@ fn idle_queues_are_let_go_of_once_their_rate_is_forgotten() {
 
 #[test]
 fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
-    let limits = NodeLimits { slots: 100, per_host: Some(1), quarantine: Quarantine::default() };
+    let limits = NodeLimits { slots: 100, per_host: Some(1), quarantine: AutoPauseLimits::default() };
     let mut queues = Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) };
     let here = || EndpointGate { host: Some("a:443".into()), ..open() };
     for n in 0..3 {

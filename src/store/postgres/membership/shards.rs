@@ -117,7 +117,7 @@ impl MembershipTask {
             tokio::spawn(async move {
                 let is_done = is_done.await.is_ok();
                 // Before the lifecycle listens there is nothing in flight.
-                let _ = hand_over.send((shard, is_done || !shared.notifier.is_heard()));
+                let _ = hand_over.send((shard, is_done || !shared.notifier.has_listener()));
             });
         }
     }

@@ -1,4 +1,4 @@
-//! Tests of the test servers in `tests/ground`.
+//! Tests of the test servers in `tests/servers`.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_postgres::NoTls;
 
-use crate::ground::pgbouncer::PgBouncer;
-use crate::ground::postgres::Server;
-use crate::ground::proxy::{NetworkState, Proxy};
+use crate::servers::pgbouncer::PgBouncer;
+use crate::servers::postgres::Server;
+use crate::servers::proxy::{NetworkState, Proxy};
 
 #[tokio::test]
 async fn databases_are_apart_and_gone_with_their_handles() {

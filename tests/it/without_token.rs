@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::ground::guard::free_port;
+use crate::servers::guard::free_port;
 use crate::support::{Client, Gateway, Options, PATIENCE, eventually};
 
 for_every_store! {
