@@ -27,7 +27,6 @@ use super::request_schema::{find_non_object, find_other_kind};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
-use crate::model::named_enum::NamedEnum;
 use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
 use crate::model::pointer::child;
 use crate::store::MissingResource;
@@ -439,10 +438,8 @@ impl FromRequestParts<SharedApiState> for TenantPath {
 
     async fn from_request_parts(parts: &mut Parts, api: &SharedApiState) -> Result<Self, Problem> {
         let id: TenantId = path_part(parts, MissingResource::Tenant).await?;
-        match api.gateway.store.tenant(&id) {
-            Some(_) => Ok(Self(id)),
-            None => Err(Problem::not_found(MissingResource::Tenant)),
-        }
+        let known = api.gateway.store.tenant(&id);
+        known.map(|_| Self(id)).ok_or_else(|| Problem::not_found(MissingResource::Tenant))
     }
 }
 
@@ -492,10 +489,9 @@ path_id!(
     NamedDelivery, DeliveryId, Delivery
 );
 
-/// Reads the id of a resource from the path. A text that cannot be an id is
-/// answered 404.
+/// Reads the id of a resource from the path. A text that is no id is answered 404.
 async fn path_part<T: std::str::FromStr>(parts: &mut Parts, resource: MissingResource) -> Result<T, Problem> {
-    let name = resource.as_str();
+    let name: &str = resource.into();
     let params = parts.extract::<Path<Vec<(String, String)>>>().await;
     let Path(params) = params.map_err(|_| Problem::not_found(resource))?;
     let text = params.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
