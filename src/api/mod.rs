@@ -127,6 +127,7 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(audit::list))
         .routes(routes!(tokens::create, tokens::list))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(tokens::own))
         .routes(routes!(policies::preview))
         .routes(routes!(find::find))
         .routes(routes!(settings::list))

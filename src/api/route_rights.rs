@@ -2,7 +2,7 @@
 //!
 //! The `security` of an operation names the right: `publish`, `manage` or `read`
 //! within a tenant, `tenants` for changes of tenants themselves, `admin` for the
-//! gateway itself, an empty requirement for everybody. An operation that shows
+//! gateway itself, no scope for any valid token, an empty requirement for everybody. An operation that shows
 //! secrets is marked with `x-shows-secrets`, and callers who may only read are
 //! refused. There is no second list to keep in step, and the gateway does not
 //! start if an operation names no right.
@@ -96,8 +96,8 @@ impl RouteRights {
     }
 }
 
-/// Reads the right from a `security` with one requirement of one scope, or an
-/// empty requirement for everybody.
+/// Reads the right from a `security` with one requirement of at most one scope, or an
+/// empty requirement for everybody. Below `/v1/` a caller is always identified.
 fn need_of(security: &Value) -> Option<RequiredRight> {
     let [requirement] = security.as_array()?.as_slice() else { return None };
     let requirement = requirement.as_object()?;
@@ -105,6 +105,7 @@ fn need_of(security: &Value) -> Option<RequiredRight> {
         return Some(RequiredRight::Nothing);
     }
     match requirement.get("token")?.as_array()?.as_slice() {
+        [] if requirement.len() == 1 => Some(RequiredRight::Nothing),
         [Value::String(name)] if requirement.len() == 1 => RequiredRight::named(name),
         _ => None,
     }

@@ -20,13 +20,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::{Position, Url};
 
+use super::advice::given_option;
 use super::chosen_gateway::{ChosenGateway, GatewaySource};
 use super::contexts_file::{ContextsFile, server_url};
 use super::failure::{CommandFailure, ExitReason};
-use super::output::{OutputFormat, clean};
+use super::output::{OutputFormat, clean, parse};
 use super::request::JsonBody;
 use crate::model::id::TenantId;
 use crate::model::span::Span;
+use crate::model::token::PREFIX;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +45,7 @@ pub struct ClientArgs {
     /// A file that holds the token; ./posthaste-data/admin-token or that of the context when left out.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Whose events, endpoints and deliveries; `default` when left out.
+    /// Whose events, endpoints and deliveries; when left out, the token's own tenant or `default`.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
     pub tenant: Option<String>,
     /// How to show the answer.
@@ -52,8 +54,18 @@ pub struct ClientArgs {
 }
 
 impl ClientArgs {
-    /// Returns a client for the chosen gateway. It connects at the first call.
-    pub fn client(&self) -> anyhow::Result<Client> {
+    /// Returns a client for the chosen gateway, and for the tenant that was named, else
+    /// the token's own.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let mut client = self.client_of_default()?;
+        // The admin token is of no tenant, and any other tells whose it is.
+        if !client.is_tenant_named && client.has_issued_token {
+            client.enter_own_tenant().await?;
+        }
+        Ok(client)
+    }
+
+    fn client_of_default(&self) -> anyhow::Result<Client> {
         let gateway = self.gateway()?;
         let (token, token_from) = self.find_token(&gateway)?;
         let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
@@ -65,10 +77,19 @@ impl ClientArgs {
             server_from: gateway.from,
             tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
             is_tenant_named: self.tenant.is_some(),
+            has_issued_token: token.starts_with(PREFIX),
             authorization,
             token_from,
             open: None,
         })
+    }
+
+    /// Refuses a tenant that was named where none means anything.
+    pub fn refuse_tenant(&self, why: &str) -> anyhow::Result<()> {
+        match given_option("tenant") {
+            Some(tenant) => bail!(CommandFailure::usage(format!("--tenant {tenant} means nothing here: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// Chooses the gateway, without speaking to it.
@@ -100,6 +121,7 @@ pub struct Client {
     pub tenant: String,
     /// Whether the tenant was named, by a flag or in the environment.
     pub is_tenant_named: bool,
+    has_issued_token: bool,
     authorization: HeaderValue,
     token_from: String,
     open: Option<SendRequest<Full<Bytes>>>,
@@ -126,6 +148,17 @@ impl Client {
         self.url(&[&["tenants", self.tenant.as_str()], path].concat())
     }
 
+    /// Turns to the tenant that the token is of, if it is of one.
+    async fn enter_own_tenant(&mut self) -> anyhow::Result<()> {
+        // A gateway of an older version does not tell.
+        let Some(token) = self.find(self.url(&["token"])?).await? else { return Ok(()) };
+        if let Some(tenant) = parse(&token)?["tenant"].as_str() {
+            self.tenant = tenant.to_owned();
+            self.is_tenant_named = true;
+        }
+        Ok(())
+    }
+
     /// Makes a GET call.
     pub async fn get(&mut self, url: Url) -> anyhow::Result<String> {
         self.call(Method::GET, url, None).await
@@ -136,10 +169,10 @@ impl Client {
         self.call(Method::POST, url, body).await
     }
 
-    /// Makes a GET call; a 404 becomes none.
+    /// Makes a GET call; a 404 becomes none, unless it is the tenant that is missing.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url.clone(), None).await? {
-            (StatusCode::NOT_FOUND, _) => Ok(None),
+            (StatusCode::NOT_FOUND, text) if !self.is_tenant_missing(&text) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
             (status, text) => Err(self.explain(&url, status, &text)),
         }
@@ -243,8 +276,16 @@ impl Client {
         let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
         if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
             sentence.push_str("; --tenant names another tenant");
+        } else if status == StatusCode::NOT_FOUND && self.is_tenant_missing(body) && !self.has_issued_token {
+            sentence.push_str("; `posthaste tenants list` shows those there are");
         }
         CommandFailure::answered(status, sentence, body).into()
+    }
+
+    /// Whether an answer says that the tenant itself does not exist.
+    fn is_tenant_missing(&self, body: &str) -> bool {
+        let problem = serde_json::from_str::<ProblemResponse>(body);
+        problem.is_ok_and(|problem| problem.detail == format!("there is no tenant {}", self.tenant))
     }
 }
 

@@ -27,6 +27,7 @@ pub struct ConfigArgs {
 
 /// Prints settings with where they came from, or the reference page.
 pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
+    args.access.refuse_tenant("settings are those of the whole gateway; leave it out")?;
     if args.reference {
         print!("{}", reference());
         return Ok(());
@@ -34,7 +35,6 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     if args.of_gateway {
         return print_settings_of_gateway(&args.access).await;
     }
-    config::environment::check()?;
     let file = config::read_file(args.config.as_deref())?;
     let (settings, shown) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
@@ -47,7 +47,7 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
 }
 
 async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
-    let mut client = access.client()?;
+    let mut client = access.client().await?;
     let body = client.get(client.url(&["settings"])?).await?;
     if client.format == OutputFormat::Json {
         return output::print(&output::pretty(&body));

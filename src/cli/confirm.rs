@@ -1,4 +1,4 @@
-//! Asks before something is deleted.
+//! Asks before something is lost for good.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -30,7 +30,7 @@ impl ConfirmArgs {
         output.flush().and_then(|()| input.lock().read_line(&mut answer)).context("cannot read the answer")?;
         match answer.trim().to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => bail!(CommandFailure::new(ExitReason::Other, "nothing was deleted")),
+            _ => bail!(CommandFailure::new(ExitReason::Other, "nothing was done")),
         }
     }
 }

@@ -50,6 +50,7 @@ const COLUMNS: &[Column] = &[
 
 /// Shows or changes the contexts.
 pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
+    args.access.refuse_tenant("a context is a gateway; POSTHASTE_TENANT chooses a tenant for all commands")?;
     let format = args.access.output;
     let mut file = ContextsFile::read()?;
     match args.action {

@@ -6,6 +6,7 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::advice;
 use super::client::{Client, ClientArgs};
 use super::deliveries::{self, answer};
 use super::explain;
@@ -15,7 +16,6 @@ use super::request::{TimeRangeArgs, ask_filter};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::suggested_command::suggested_command;
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ struct DeadLettersList {
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         DeadLettersAction::List(list) => {
@@ -96,7 +96,7 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
         ))),
         OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
-            let all = suggested_command(&client.tenant, "deliveries attempts", id);
+            let all = advice::command(&client.tenant, "deliveries attempts", id);
             output::print(&dead_letter_lines(
                 &output::parse(&explanation)?,
                 output::items(&attempts),

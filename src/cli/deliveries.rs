@@ -94,7 +94,7 @@ const ATTEMPT_COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     let (id, verb) = match args.action {
         DeliveriesAction::List(list) => {

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
+use super::advice;
 use super::client::{Client, ClientArgs};
 use super::failure::{CommandFailure, ExitReason};
-use super::find;
+use super::find::{self, Search};
 use super::output::{self, OutputFormat};
-use crate::model::suggested_command::suggested_command;
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub struct ExplainArgs {
 
 /// Gets the explanation from the gateway and prints it, sentence by sentence.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     if args.id.starts_with("dlv_") {
         let body = find::get(&mut client, "delivery", &["deliveries", &args.id, "explain"]).await?;
         return match client.format {
@@ -62,27 +62,32 @@ fn text_of(body: &str, has_attempts: bool) -> anyhow::Result<String> {
 async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
     let path = ["events", event, "deliveries"];
     let mut found = client.find(client.tenant_url(&path)?).await?;
-    if found.is_none() && find::enter_tenant_of(client, "event", event).await? {
-        found = client.find(client.tenant_url(&path)?).await?;
+    let mut looked_in = format!("in tenant {}", client.tenant);
+    if found.is_none() {
+        match find::enter_tenant_of(client, "event", event).await? {
+            Search::Entered => found = client.find(client.tenant_url(&path)?).await?,
+            Search::Nowhere => looked_in = "in any tenant".to_owned(),
+            Search::NotAsked => {}
+        }
     }
     let tenant = &client.tenant;
     let Some(body) = found else {
-        let list = suggested_command(tenant, "deliveries list", "");
+        let list = advice::command(tenant, "deliveries list", "");
         anyhow::bail!(CommandFailure::new(
             ExitReason::NotFound,
-            format!("there is no delivery and no event {event} in tenant {tenant}; deliveries are listed by `{list}`")
+            format!("there is no delivery and no event {event} {looked_in}; deliveries are listed by `{list}`")
         ));
     };
     let page = output::parse(&body)?;
     let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();
-    let matches = suggested_command(tenant, "events matches", event);
+    let matches = advice::command(tenant, "events matches", event);
     anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `{matches}` tells why");
     Ok(ids)
 }
 
 /// Renders an explanation as lines, with or without those of every attempt.
 pub fn render(explanation: &Value, has_attempts: bool) -> String {
-    let mut lines = vec![output::wrapped(&output::text(explanation, "summary"), "")];
+    let mut lines = vec![output::wrapped(&advice::completed(&output::text(explanation, "summary")), "")];
     lines.extend(sentences(explanation));
     let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
     for attempt in attempts.iter().filter(|_| has_attempts) {
@@ -94,5 +99,5 @@ pub fn render(explanation: &Value, has_attempts: bool) -> String {
 
 fn sentences(value: &Value) -> impl Iterator<Item = String> {
     let sentences = value["sentences"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    sentences.map(|sentence| output::wrapped(&output::clean(sentence), "  "))
+    sentences.map(|sentence| output::wrapped(&advice::completed(&output::clean(sentence)), "  "))
 }

@@ -103,7 +103,8 @@ fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<Tab
     for (name, raw) in fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
         // Both are JSON that somebody wrote, and are shown as such.
         if matches!(name.as_str(), "data" | "filter") {
-            rows.push(vec![clean(name), scalar_cell(name, raw.get(), now)]);
+            let json = if name == "filter" { spaced(raw.get()) } else { raw.get().to_owned() };
+            rows.push(vec![clean(name), scalar_cell(name, &json, now)]);
         } else {
             push_fields(&mut rows, &clean(name), raw.get(), now);
         }
@@ -276,7 +277,7 @@ pub fn wrapped(text: &str, indent: &str) -> String {
 
 /// Splits a text into words. A command in backticks is one word, so that it can be
 /// copied.
-fn words_and_commands(text: &str) -> Vec<String> {
+pub fn words_and_commands(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut is_command = false;
     for word in text.split(' ') {
@@ -289,7 +290,26 @@ fn words_and_commands(text: &str) -> Vec<String> {
         }
         is_command ^= word.matches('`').count() % 2 == 1;
     }
-    words
+    // A backtick of somebody's own text begins no command.
+    if is_command { text.split(' ').map(str::to_owned).collect() } else { words }
+}
+
+/// Adds a space behind every comma and colon of JSON, where a line can end.
+fn spaced(json: &str) -> String {
+    let mut out = String::with_capacity(json.len() * 2);
+    let (mut is_string, mut is_escaped) = (false, false);
+    for c in json.chars().filter(|c| !matches!(c, '\n' | '\r' | '\t')) {
+        let is_between = !is_string && c == ' ';
+        if !is_between {
+            out.push(c);
+        }
+        if !is_string && matches!(c, ',' | ':') {
+            out.push(' ');
+        }
+        is_string ^= c == '"' && !is_escaped;
+        is_escaped = is_string && c == '\\' && !is_escaped;
+    }
+    out
 }
 
 /// Formats JSON with a line per field; every token stays as it is.
@@ -390,6 +410,12 @@ mod tests {
         let lines: Vec<String> = wrapped(&text, "  ").lines().map(str::to_owned).collect();
         assert_eq!(lines[1], "    `posthaste dead-letters replay dlv_1` tries it again");
         assert!(lines[0].starts_with("  a word") && lines[0].ends_with("word"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_filter_can_be_broken_between_its_parts() {
+        let json = r#"{"all":[{"path":"/a, b:c\\","equals":"x \"y:z"},  {"path":"/b"}]}"#;
+        assert_eq!(spaced(json), r#"{"all": [{"path": "/a, b:c\\", "equals": "x \"y:z"}, {"path": "/b"}]}"#);
     }
 
     #[test]

@@ -29,7 +29,6 @@ pub struct ServeArgs {
 
 /// Runs the gateway until SIGTERM or ctrl-c; a second signal ends it at once.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
-    config::environment::check()?;
     let file = config::read_file(args.config.as_deref())?;
     let (settings, settings_in_force) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;

@@ -54,7 +54,7 @@ const COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         TokensAction::Create { gateway, rights, expires_at, name } => {

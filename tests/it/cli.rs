@@ -340,10 +340,48 @@ async fn errors_are_one_sentence_with_a_way_out() {
 }
 
 #[tokio::test]
+async fn the_environment_is_told_apart_from_the_command_line() {
+    let said = async |args: &[&str], name: &str, value: &str| {
+        let output = posthaste(args).env(name, value).output().await.expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+        text(&output.stderr)
+    };
+    for (name, meant) in [("POSTHASTE_TENNANT", "POSTHASTE_TENANT"), ("POSTHASTE_allow_http", "POSTHASTE_ALLOW_HTTP")] {
+        for args in [&["events", "list"][..], &["config"], &["serve", "--data", "/nonexistent/x"]] {
+            let said = said(args, name, "x").await;
+            assert!(said.contains(&format!("{name} means nothing; did you mean {meant}?")), "{args:?}: {said}");
+        }
+    }
+    let log = said(&["config"], "POSTHASTE_LOG", "loud").await;
+    assert!(log.contains("invalid value 'loud' for POSTHASTE_LOG in the environment"), "{log}");
+    let server = said(&["events", "list", "-o", "json"], "POSTHASTE_SERVER", "here").await;
+    assert!(server.contains("for POSTHASTE_SERVER in the environment") && !server.contains("--server"), "{server}");
+    let typed = said(&["config", "--log", "loud"], "POSTHASTE_LOG", "info").await;
+    assert!(typed.contains("for '--log <FILTER>'"), "{typed}");
+
+    let help = posthaste(&[]).output().await.expect("it runs");
+    assert_eq!(help.status.code(), Some(2));
+    assert!(text(&help.stdout).contains("Run the gateway") && help.stderr.is_empty(), "a pager shows it: {help:?}");
+}
+
+#[tokio::test]
+async fn data_is_not_forgotten_by_a_slip() {
+    let gateway = Gateway::start().await;
+    asked(&gateway, &["send", "a.b", "--id", "one", "{\"n\":1}"]).await;
+    let expunge = ["events", "expunge", "one"];
+    let output = to_gateway(&gateway, &expunge).output().await.unwrap();
+    let said = failed(&expunge, &output);
+    assert!(said.contains("forgets the data of event one of tenant default for good"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(asked(&gateway, &["events", "get", "one"]).await["data"], json!({"n": 1}));
+    assert!(cli_output(&gateway, &["events", "expunge", "one", "--yes"]).await.contains("is forgotten"));
+}
+
+#[tokio::test]
 async fn programs_are_told_errors_as_problems() {
     let gateway = Gateway::start().await;
     for (args, code, words) in [
-        (&["events", "get", "nothing", "-o", "json"][..], "not_found", "no such event"),
+        (&["events", "get", "nothing", "-o", "json"][..], "not_found", "no event nothing in any tenant"),
         (&["-o", "json", "endpoints", "create", "ftp://example.com/"], "invalid_field", "url"),
         (&["events", "list", "--token", "wrong", "-o", "json"], "unauthenticated", "token"),
         (&["events", "list", "--server", "http://127.0.0.1:1", "-ojson"], "unreachable", "nothing listens"),

@@ -173,7 +173,7 @@ const HISTORY_COLUMNS: &[Column] = &[
 
 /// Does it and prints the answer.
 pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     match args.action {
         EndpointsAction::List(which) => list(&mut client, which).await,
         EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
