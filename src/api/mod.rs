@@ -43,6 +43,7 @@ pub mod page;
 pub mod policies;
 pub mod problem;
 pub mod provided_keys;
+mod query_params;
 pub mod rate_limit_headers;
 pub mod request_head;
 mod request_schema;

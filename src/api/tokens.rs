@@ -14,9 +14,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::auth::{Principal, hash, new_token};
-use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, NamedToken, document_from_json, read_body};
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
+use super::query_params::QueryParams;
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
