@@ -36,6 +36,12 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let mut url = if args.all { client.url(&["audit"])? } else { client.tenant_url(&["audit"])? };
     let tenant = given_option("tenant").filter(|_| args.all);
     ask(&mut url, &[("tenant", tenant.as_deref()), ("resource", args.resource.as_deref())]);
-    args.window.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "entries", COLUMNS)
+    args.window.ask(&mut url)?;
+    let about = args.resource.as_ref().map(|id| format!(" about {id}")).unwrap_or_default();
+    let whose = match (&tenant, args.all) {
+        (Some(tenant), true) => format!("of tenant {tenant}"),
+        (None, true) => "of any tenant".to_owned(),
+        (_, false) => format!("of tenant {}", client.tenant),
+    };
+    output::list(client.format, &client.get(url).await?, &format!("entries {whose}{about}"), COLUMNS)
 }

@@ -82,7 +82,7 @@ pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
         EventsAction::List(list) => {
             let mut url = client.tenant_url(&["events"])?;
             ask(&mut url, &[("type", list.event_type.as_deref()), ("key", list.key.as_deref())]);
-            list.window.ask(&mut url);
+            list.window.ask(&mut url)?;
             output::list(format, &client.get(url).await?, "events", COLUMNS)
         }
         EventsAction::Get { id } => output::record(format, &find::get(&mut client, "event", &["events", &id]).await?),

@@ -7,6 +7,7 @@ use super::client::{Client, ClientArgs};
 use super::failure::{CommandFailure, ExitReason};
 use super::find::{self, Search};
 use super::output::{self, OutputFormat};
+use super::screen::{Screen, Tone};
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,7 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         let body = find::get(&mut client, "delivery", &["deliveries", &args.id, "explain"]).await?;
         return match client.format {
             OutputFormat::Json => output::print(&output::pretty(&body)),
-            OutputFormat::Table => output::print(&text_of(&body, args.attempts)?),
+            OutputFormat::Table => output::print(&text_of(&body, args.attempts, false)?),
         };
     }
     let deliveries = deliveries_of(&mut client, &args.id).await?;
@@ -44,19 +45,23 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
             explained.join(",")
         ))),
         OutputFormat::Table => {
-            let texts = explained.iter().map(|body| text_of(body, args.attempts));
+            let texts = explained.iter().map(|body| text_of(body, args.attempts, true));
             output::print(&texts.collect::<anyhow::Result<Vec<_>>>()?.join("\n\n"))
         }
     }
 }
 
 /// Renders the gateway's answer for people.
-fn text_of(body: &str, has_attempts: bool) -> anyhow::Result<String> {
-    let explanation = output::parse(body)?;
+fn text_of(body: &str, has_attempts: bool, has_id: bool) -> anyhow::Result<String> {
+    let mut explanation = output::parse(body)?;
+    if has_id && let Some(sentences) = explanation["sentences"].as_array().cloned() {
+        let own = Value::from(format!("It is delivery {}.", output::text(&explanation, "delivery_id")));
+        explanation["sentences"] = [own].into_iter().chain(sentences).collect();
+    }
     let count = explanation["attempts"].as_array().map_or(0, Vec::len);
     let is_more = count > 1 && !has_attempts;
     let hint = if is_more { format!("\n\n--attempts tells all {count} attempts.") } else { String::new() };
-    Ok(format!("{}{hint}", render(&explanation, has_attempts)))
+    Ok(format!("{}{hint}", render(&explanation, has_attempts, Screen::of_stdout())))
 }
 
 async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
@@ -86,8 +91,9 @@ async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<S
 }
 
 /// Renders an explanation as lines, with or without those of every attempt.
-pub fn render(explanation: &Value, has_attempts: bool) -> String {
-    let mut lines = vec![output::wrapped(&advice::completed(&output::text(explanation, "summary")), "")];
+pub fn render(explanation: &Value, has_attempts: bool, screen: Screen) -> String {
+    let summary = output::wrapped(&advice::completed(&output::text(explanation, "summary")), "");
+    let mut lines = vec![coloured(&summary, screen)];
     lines.extend(sentences(explanation));
     let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
     for attempt in attempts.iter().filter(|_| has_attempts) {
@@ -95,6 +101,13 @@ pub fn render(explanation: &Value, has_attempts: bool) -> String {
         lines.extend(sentences(attempt));
     }
     lines.join("\n")
+}
+
+/// Colours the state that a summary begins with.
+fn coloured(summary: &str, screen: Screen) -> String {
+    let state = summary.split([':', ' ']).next().unwrap_or_default();
+    let known = if state == "Discarded" { "cancelled".to_owned() } else { state.to_lowercase() };
+    format!("{}{}", screen.paint(Tone::of("state", &known), state), &summary[state.len()..])
 }
 
 fn sentences(value: &Value) -> impl Iterator<Item = String> {

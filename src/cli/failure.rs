@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::advice::{completed, given_option};
 use super::output::pretty;
+use super::screen::Screen;
 use crate::model::parse_fault::number_fault;
 
 /// Why a command failed, as its exit code tells.
@@ -115,7 +116,7 @@ struct LocalProblem<'a> {
 /// Prints why a command failed, and returns its exit code.
 pub fn report(problem: &anyhow::Error, is_json: bool) -> ExitCode {
     let (text, code) = describe(problem, is_json);
-    print(&text);
+    print(&if is_json { text } else { Screen::of_stderr().fit(&text) });
     ExitCode::from(code)
 }
 

@@ -41,6 +41,7 @@ mod output;
 mod request;
 mod screen;
 mod table;
+mod wrap;
 
 /// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
 #[derive(Debug, Parser)]

@@ -81,7 +81,8 @@ pub async fn run(args: SendArgs) -> anyhow::Result<()> {
 
 async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyhow::Result<()> {
     let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
-    output::record(client.format, &answer)?;
+    // Warnings get lines of their own, below.
+    output::extract(client.format, &answer, &["id", "type", "accepted_at", "deliveries", "duplicate"])?;
     let receipt = output::parse(&answer)?;
     for warning in receipt["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         output::done(client.format, warning)?;

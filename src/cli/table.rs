@@ -8,8 +8,8 @@
 use jiff::Timestamp;
 use unicode_width::UnicodeWidthStr;
 
-use super::output::words_and_commands;
 use super::screen::{Screen, Tone};
+use super::wrap::words_and_commands;
 
 /// Space between two columns.
 const GAP: usize = 2;

@@ -231,6 +231,31 @@ async fn a_gateway_that_was_started_on_a_terminal_is_found_from_any_folder() {
     assert!(!run(&["context", "list"]).await.contains("production"));
 }
 
+#[tokio::test]
+async fn a_gateway_that_was_started_without_a_terminal_is_found_from_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = crate::ground::guard::free_port();
+    let mut serve = posthaste(&["serve", "--listen", &format!("127.0.0.1:{port}")]);
+    let mut gateway = serve.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let file = folder.path().join("posthaste-data/address");
+    eventually("the address to be written", || async {
+        std::fs::read_to_string(&file).map_err(|problem| problem.to_string())
+    })
+    .await;
+    let run = async |args: &[&str]| {
+        let output = posthaste(args).current_dir(folder.path()).output().await.unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&["tenants", "list"]).await.contains("default"));
+    assert!(run(&["context"]).await.contains(&format!("http://127.0.0.1:{port}")), "the context tells the truth");
+    kill_process(Pid::from_raw(gateway.id().unwrap().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    gateway.wait().await.unwrap();
+    assert!(!file.exists(), "a clean stop removes it");
+    std::fs::write(folder.path().join("posthaste.toml"), "listen = \"0.0.0.0:18499\"\n").unwrap();
+    assert!(run(&["context"]).await.contains("http://127.0.0.1:18499"), "the settings file is read by commands, too");
+}
+
 /// Ends the gateway whose process id is in this file, which may outlive its terminal.
 struct EndedGateway(PathBuf);
 

@@ -180,6 +180,12 @@ async fn colours_are_for_terminals_that_want_them() {
     assert!(shown.contains("\nhealth.breaker                \x1b[32mclosed\x1b[0m\n"), "{shown:?}");
     let piped = cli_output(&gateway, &get).await;
     assert!(piped.contains("\nhealth.breaker                closed\n"), "{piped}");
+    gateway.send(json!({"id": "one", "type": "a.b", "data": 1})).await;
+    let (_, shown) = on_terminal(&gateway, 80, &["explain", "one"], "").await;
+    assert!(shown.starts_with("\x1b[33mWaiting\x1b[0m") || shown.starts_with("\x1b[33mIn\x1b[0m"), "{shown:?}");
+    let wrong = ["events", "list", "--since", "1h", "--until", "2h"];
+    let (_, shown) = on_terminal(&gateway, 60, &wrong, "").await;
+    assert!(shown.contains("swap them") && shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
     let (_, shown) = prepared(&gateway, "export NO_COLOR=1 COLUMNS=60", &["endpoints", "list"], "").await;
     assert!(shown.contains("active") && !shown.contains('\x1b'), "{shown:?}");
     assert!(shown.lines().all(|line| line.trim_end().len() <= 60), "COLUMNS is heeded: {shown}");
@@ -207,7 +213,9 @@ async fn a_deletion_says_what_it_cancels_and_asks_first() {
     let (refused, said) = on_terminal(&gateway, 80, &tenant, "n\n").await;
     let warning =
         "this deletes tenant acme with 1 endpoint and 1 token, and cancels 3 waiting deliveries. Do it? [y/N]";
-    assert!(said.contains(warning) && said.contains("nothing was done"), "{said}");
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains(warning) && flat.contains("nothing was done"), "{said}");
+    assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert_eq!(asked(&gateway, &["endpoints", "get", ep, "--tenant", "acme"]).await["health"]["waiting"], 3);
 
