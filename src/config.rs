@@ -212,6 +212,12 @@ pub fn read_file(named: Option<&Path>) -> anyhow::Result<PartialSettings> {
     parse(&text).map_err(|why| anyhow!("the settings file {} is wrong{why}", path.display()))
 }
 
+/// Returns where a gateway listens that is started in this folder, if its settings file
+/// says so and can be read.
+pub fn listen_in_file() -> Option<SocketAddr> {
+    read_file(None).ok()?.listen.map(|listen| listen.0)
+}
+
 /// Parses the settings file. An error names the line and the setting alone: the
 /// rest of the line may hold a password.
 fn parse(text: &str) -> Result<PartialSettings, String> {
@@ -237,6 +243,7 @@ fn file_fault(message: &str) -> String {
         values::FILE_VALUE => {
             format!("write {message}; several values go into one text, such as \"10.0.0.0/8,127.0.0.0/8\"")
         }
+        message if message.starts_with("duplicate key") => "it is given twice; keep one".to_owned(),
         message if message.starts_with("invalid type") => data_fault(message),
         message if message.starts_with("invalid ") || message.contains("expected") || message.contains("quoted") => {
             "this is not TOML; write a name, = and a value, and texts in double quotes, such as retention = \"7d\""
@@ -404,6 +411,9 @@ mod tests {
     #[test]
     fn a_wrong_setting_is_refused_by_name_with_the_way_out() {
         let wrong = |text: &str| parse(text).unwrap_err();
+        assert!(
+            wrong("retention = \"7d\"\nretention = \"8d\"").contains("line 2, retention: it is given twice; keep one")
+        );
         assert!(wrong("retentoin = \"7d\"").contains("retentoin is no setting; did you mean retention?"));
         assert!(wrong("retention = 5").ends_with("retention: it is the number 5; use a text"));
         assert!(wrong("allow-egress = [\"127.0.0.0/8\"]").contains("several values go into one text"));
@@ -417,6 +427,18 @@ mod tests {
         assert!(mixed.contains("deny-egress: ") && mixed.contains("write the IPv4 networks as such"), "{mixed}");
         assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
         assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
+    }
+
+    #[test]
+    fn a_log_filter_names_parts_that_there_are() {
+        let listed: Vec<&str> =
+            include_str!("lib.rs").lines().filter_map(|line| line.strip_prefix("pub mod ")).collect();
+        for module in listed {
+            let filter = format!("posthaste::{}=debug", module.trim_end_matches(';'));
+            assert!(filter.parse::<LogFilter>().is_ok(), "{filter}");
+        }
+        let wrong = "posthaste::lifecyle=debug".parse::<LogFilter>().unwrap_err();
+        assert!(wrong.contains("no part \"lifecyle\"") && wrong.contains("lifecycle"), "{wrong}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use self::json_line::JsonLine;
 use self::log_writer::{LogGuard, LogWriter};
@@ -34,7 +35,9 @@ pub fn start(format: LogFormat, filter: &str) -> LogGuard {
     LogGuard(Some(writer))
 }
 
-/// Returns the filter as given, with rustls off and tokio_postgres at `warn`.
+/// Returns the filter as given, with rustls off and tokio_postgres at `warn`. A filter
+/// that names parts alone has `info` for everything else: a misspelt part must not
+/// silence the log.
 ///
 /// rustls warns of failed handshakes with receivers, which the line of the
 /// attempt reports already; a filter that names rustls turns it on again.
@@ -45,7 +48,9 @@ fn env_filter(filter: &str) -> EnvFilter {
         let directive = "tokio_postgres=warn".parse().expect("it is a valid filter directive");
         filter.add_directive(directive)
     };
-    EnvFilter::try_new(format!("rustls=off,{filter}"))
+    let has_level = filter.split(',').any(|part| part.trim().parse::<LevelFilter>().is_ok());
+    let default = if has_level { "" } else { "info," };
+    EnvFilter::try_new(format!("{default}rustls=off,{filter}"))
         .map(cap_tokio_postgres)
         .unwrap_or_else(|_| EnvFilter::new("info"))
 }
@@ -59,7 +64,14 @@ mod tests {
         let shown = |filter: &str| env_filter(filter).to_string();
         assert_eq!(shown("info"), "tokio_postgres=warn,rustls=off,info");
         assert_eq!(shown("posthaste=debug,warn"), "tokio_postgres=warn,posthaste=debug,rustls=off,warn");
-        assert_eq!(shown("rustls=debug"), "tokio_postgres=warn,rustls=debug");
+        assert_eq!(shown("rustls=debug"), "tokio_postgres=warn,rustls=debug,info");
+        for parts in ["posthaste::lifecycle=debug", "[x]=debug"] {
+            assert!(
+                shown(parts).split(',').any(|part| part == "info"),
+                "the rest is logged as usual: {}",
+                shown(parts)
+            );
+        }
     }
 
     #[test]

@@ -14,12 +14,13 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::input::{
-    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, event_from_json, from_json, read_events, too_large,
+    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, event_from_json, from_json, line_fault, read_events, too_large,
 };
 use super::page::Page;
 use super::problem::{
     AcceptProblems, FieldError, InputProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
 };
+use super::query_params::QueryParams;
 use super::rate_limit_headers::{self, RateLimitHeaders};
 use crate::lifecycle::accept::{Receipt, Submission, accept, accept_over};
 use crate::model::event::{EventKey, EventType, json_depth};
@@ -370,14 +371,14 @@ pub fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
 
 fn read_item(api: &SharedApiState, body: &Bytes, item: &[u8]) -> Result<Submission, Problem> {
     if item.len() > api.event_bytes_max {
-        return Err(too_large(api.event_bytes_max));
+        return Err(too_large(api.event_bytes_max).about_event());
     }
     read_event(body, item)
 }
 
 /// Parses one event; its data stays a slice of the body.
 pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
-    let new: NewEvent<'_> = event_from_json(json)?;
+    let new: NewEvent<'_> = event_from_json(json).map_err(|problem| in_batch(body, json, problem))?;
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     let data = new.data.get().as_bytes();
@@ -429,6 +430,18 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
         endpoints: new.endpoints,
         data: body.slice_ref(data),
     })
+}
+
+/// Says of a fault in one event of a batch in which line it is, and that it is not the
+/// whole body that is wrong.
+fn in_batch(body: &Bytes, event: &[u8], problem: Problem) -> Problem {
+    if event.len() == body.len() {
+        return problem;
+    }
+    let start = event.as_ptr() as usize - body.as_ptr() as usize;
+    let lines_before = body[..start].iter().filter(|byte| **byte == b'\n').count();
+    let located = line_fault(event, lines_before).filter(|_| problem.code() == ProblemCode::InvalidJson);
+    located.unwrap_or(problem).about_event()
 }
 
 fn is_version(text: &str) -> bool {

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
-use super::input::{QueryParams, TenantPath};
+use super::input::TenantPath;
 use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
+use super::query_params::QueryParams;
 use crate::model::audit::{AuditAction, AuditEntry, AuditRecord};
 use crate::model::id::{AuditId, TenantId};
 use crate::store::AuditQuery;

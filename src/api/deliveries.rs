@@ -10,9 +10,10 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::auth::Principal;
-use super::input::{ListParams, NamedDelivery, TenantPath};
+use super::input::{NamedDelivery, TenantPath};
 use super::page::{Page, PageParams, ask};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
+use super::query_params::ListParams;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;

@@ -13,6 +13,7 @@ use crate::model::audit::Initiator;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, TenantId};
 use crate::model::named_enum::NamedEnum;
+use crate::model::suggested_command::suggested_command;
 use crate::store::DeliveryChange;
 
 type ChangeResponse = Result<(StatusCode, Json<DeliveryView>), Problem>;
@@ -101,9 +102,14 @@ pub async fn replay_dead(
     if delivery.state != DeliveryState::Dead {
         let detail = match delivery.state {
             DeliveryState::Waiting => {
-                format!("delivery {id} is waiting and not a dead letter; retry it to have it tried now")
+                let retry = suggested_command(tenant.as_str(), "deliveries retry", &id.to_string());
+                format!("delivery {id} is waiting and not a dead letter; retry it to have it tried now: `{retry}`")
             }
-            state => format!("delivery {id} is {} and not a dead letter; replay it as a delivery", state.as_str()),
+            state => {
+                let replay = suggested_command(tenant.as_str(), "deliveries replay", &id.to_string());
+                let state = state.as_str();
+                format!("delivery {id} is {state} and not a dead letter; replay it as a delivery: `{replay}`")
+            }
         };
         return Err(Problem::new(ProblemCode::WrongState, detail));
     }

@@ -15,14 +15,14 @@ use super::accept::ReceiptView;
 use super::auth::Principal;
 use super::endpoint_view::{EndpointView, breaker_states};
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, fields_from_json, from_value,
-    read_body,
+    DOCUMENT_BYTES_MAX, NamedEndpoint, TenantPath, document_from_json, fields_from_json, from_value, read_body,
 };
 use super::page::{Page, ask};
 use super::problem::{
     FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, TargetProblems,
 };
 use super::provided_keys::ProvidedKeys;
+use super::query_params::QueryParams;
 use super::rate_limit_headers::whole_seconds;
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
@@ -37,6 +37,7 @@ use crate::model::endpoint::{
 use crate::model::health::{BreakerState, EndpointHealth};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::policy::RetryPolicy;
+use crate::model::signing::SignatureProfile;
 use crate::model::span::words;
 use crate::model::url_versions::UrlVersions;
 use crate::store::{BatchMode, EndpointChange, Error, MissingResource};
@@ -73,7 +74,9 @@ pub async fn create(
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let mut document = fields_from_json::<NewEndpoint>(&body)?;
     let keys = ProvidedKeys::take(&mut document)?;
-    let mut settings: EndpointSettings = from_value(&Value::Object(document.clone()))?;
+    let settings = from_value(&Value::Object(document.clone()));
+    let mut settings: EndpointSettings =
+        settings.map_err(|problem| problem.also_knowing(&["secret", "private_key"]))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
@@ -166,6 +169,10 @@ async fn check(
     settings: &mut EndpointSettings,
     current: Option<&EndpointSettings>,
 ) -> Result<RetryPolicy, Problem> {
+    if settings.signatures.is_empty() {
+        // It always signs, so it is shown.
+        settings.signatures.push(SignatureProfile::Standard);
+    }
     let checked = current.map_or_else(|| settings.check(), |current| settings.check_change(current));
     let mut code = ProblemCode::InvalidField;
     let mut errors: Vec<FieldError> = Vec::new();

@@ -12,9 +12,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::deliveries::DeliveryView;
-use super::input::{NamedEvent, QueryParams, TenantPath};
+use super::input::{NamedEvent, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems};
+use super::query_params::QueryParams;
 use crate::lifecycle::change::expunge_event;
 use crate::model::audit::Initiator;
 use crate::model::endpoint::{Endpoint, ParsedData};

@@ -8,9 +8,9 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::SharedApiState;
-use super::input::QueryParams;
 use super::page::Page;
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
+use super::query_params::QueryParams;
 use crate::model::attempt::Attempt;
 use crate::model::id::{AttemptId, AuditId, DeliveryId, EndpointId, EventId, SecretId, TenantId, TokenId};
 use crate::store::{self, AuditQuery, PageRequest, Store};

@@ -1,7 +1,5 @@
-//! Reads request bodies, query parameters and paths. Every refusal is a problem
-//! that names the field.
+//! Reads request bodies and paths. Every refusal is a problem that names the field.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,25 +7,21 @@ use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Path};
 use axum::{BoxError, RequestPartsExt};
 use bytes::{Bytes, BytesMut};
-use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use url::form_urlencoded;
 use utoipa::ToSchema;
 
 use super::SharedApiState;
-use super::page::PageParams;
 use super::problem::{FieldError, Problem, ProblemCode};
-use super::request_schema::{find_non_object, find_other_kind};
+use super::request_schema::{find_non_object, find_other_kind, find_out_of_range};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
-use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
+use crate::model::parse_fault::{data_fault, is_time, json_fault_below, time_fault};
 use crate::model::pointer::child;
 use crate::store::MissingResource;
 
@@ -181,7 +175,8 @@ fn explained_by_kind<T: ToSchema>(problem: Problem, document: &Value) -> Problem
     let is_same = |error: &FieldError| problem.pointer() == Some(error.pointer.as_str());
     // What a time looks like is told already.
     let is_plain = |error: &FieldError| !error.pointer.rsplit('/').next().is_some_and(is_time);
-    match find_other_kind::<T>(document).filter(is_same).filter(is_plain) {
+    let other_kind = find_other_kind::<T>(document).filter(is_same).filter(is_plain);
+    match other_kind.or_else(|| find_out_of_range::<T>(document).filter(is_same)) {
         Some(error) => Problem::fields(ProblemCode::InvalidField, vec![error]),
         None => problem,
     }
@@ -256,10 +251,27 @@ pub fn event_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Re
     from_json(bytes).map_err(|problem| explained_by_schema::<T>(problem, bytes))
 }
 
+/// Returns the problem of an event of a batch that is not JSON, with the line of the
+/// body that it is in; none if it is JSON.
+pub fn line_fault(line: &[u8], lines_before: usize) -> Option<Problem> {
+    let problem = serde_json::from_slice::<serde::de::IgnoredAny>(line).err()?;
+    Some(not_json(line, &problem, lines_before))
+}
+
+fn not_json(bytes: &[u8], problem: &serde_json::Error, lines_before: usize) -> Problem {
+    let fault = json_fault_below(bytes, problem, lines_before);
+    let detail = format!("the body is not JSON: {fault}; write it like {{\"name\": \"value\"}}");
+    Problem::new(ProblemCode::InvalidJson, detail)
+}
+
 /// Parses JSON; the problem points to the faulty field.
 pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     if let Err(problem) = std::str::from_utf8(bytes) {
         let detail = format!("the body is not UTF-8 from byte {} on", problem.valid_up_to());
+        return Err(Problem::new(ProblemCode::InvalidJson, detail));
+    }
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        let detail = "the body begins with a byte order mark, the bytes EF BB BF; send it without them";
         return Err(Problem::new(ProblemCode::InvalidJson, detail));
     }
     // Tracking the path costs time, so a second parse finds it only after an error.
@@ -270,9 +282,7 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
     // serde_json calls a number in place of an enum's name a syntax error, but the body is valid JSON.
     let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if !is_json {
-        let detail =
-            format!("the body is not JSON: {}; write it like {{\"name\": \"value\"}}", json_fault(bytes, problem));
-        return Problem::new(ProblemCode::InvalidJson, detail);
+        return not_json(bytes, problem, 0);
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let pointer = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
@@ -306,13 +316,19 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
         return Problem::field(ProblemCode::InvalidField, format!("{pointer}{inner}"), message);
     }
     let field = pointer.rsplit('/').next().unwrap_or_default();
-    match named("missing field `").or_else(|| named("duplicate field `")) {
+    let repeated = || detail.strip_suffix(" is given twice; keep one").map(str::to_owned);
+    match named("missing field `").or_else(repeated) {
         Some(name) => Problem::field(ProblemCode::InvalidField, format!("{pointer}/{name}"), detail),
         None if is_time(field) => {
             let detail = time_fault(field);
             Problem::field(ProblemCode::InvalidField, pointer, detail)
         }
-        None => Problem::field(ProblemCode::InvalidField, pointer, detail),
+        None => {
+            // Whoever reads the sentence alone learns which field it is about.
+            let named = detail.strip_prefix("it is ").filter(|_| !pointer.is_empty());
+            let detail = named.map(|rest| format!("{} is {rest}", pointer[1..].replace('/', "."))).unwrap_or(detail);
+            Problem::field(ProblemCode::InvalidField, pointer, detail)
+        }
     }
 }
 
@@ -326,108 +342,6 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
             Segment::Unknown => None,
         })
         .collect()
-}
-
-/// Query parameters of a request. An unknown one is refused by name.
-pub struct QueryParams<T>(pub T);
-
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        refuse_nul(parts)?;
-        refuse_reversed_times(&parts.uri)?;
-        from_query(&parts.uri).map(Self).map_err(|message| of_query_error(&message))
-    }
-}
-
-/// Query parameters of a list: a filter, and which page of what it finds. An
-/// unknown one is refused by name.
-pub struct ListParams<F> {
-    /// Which items to list.
-    pub filter: F,
-    /// Which page of them to return.
-    pub page: PageParams,
-}
-
-impl<F: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ListParams<F> {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        refuse_nul(parts)?;
-        refuse_reversed_times(&parts.uri)?;
-        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
-        let (page, filter): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| matches!(&**name, "limit" | "cursor"));
-        let uri_of = |fields: Vec<_>| -> Uri {
-            let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
-            format!("/?{query}").parse().expect("an encoded query is part of a URI")
-        };
-        let page = from_query(&uri_of(page)).map_err(|message| of_query_error(&message))?;
-        let filter = from_query(&uri_of(filter)).map_err(|message| {
-            let is_unknown = message.contains("unknown field `");
-            of_query_error(&if is_unknown { message + ", `limit`, `cursor`" } else { message })
-        })?;
-        Ok(Self { filter, page })
-    }
-}
-
-/// Refuses a parameter that contains NUL. No stored text contains it, and
-/// PostgreSQL cannot compare with it.
-fn refuse_nul(parts: &Parts) -> Result<(), Problem> {
-    let mut fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
-    match fields.find(|(_, value)| value.contains('\0')) {
-        Some((name, _)) => {
-            let detail = format!("{name} holds the character NUL, which nothing here does");
-            Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Parses the query of a URI. An error is the parser's message, `<parameter>: <error>`.
-fn from_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, String> {
-    let parsed = axum::extract::Query::<T>::try_from_uri(uri);
-    parsed.map(|query| query.0).map_err(|rejection| {
-        let detail = rejection.body_text();
-        detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail).to_owned()
-    })
-}
-
-/// Refuses a range of times that ends before it begins: `since` and `until`, or
-/// names that end like that. Nothing could be in it.
-fn refuse_reversed_times(uri: &Uri) -> Result<(), Problem> {
-    let fields: HashMap<_, _> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
-    for (name, since) in &fields {
-        let Some(prefix) = name.strip_suffix("since") else { continue };
-        let until_name = format!("{prefix}until");
-        let Some(until) = fields.get(until_name.as_str()) else { continue };
-        let times = since.parse::<Timestamp>().ok().zip(until.parse::<Timestamp>().ok());
-        if times.is_some_and(|(since, until)| since > until) {
-            let detail = format!("{name} ({since}) is after {until_name} ({until}), so nothing can match; swap them");
-            return Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail));
-        }
-    }
-    Ok(())
-}
-
-/// Turns the parser's message, `<parameter>: <error>`, into a problem.
-fn of_query_error(detail: &str) -> Problem {
-    let (name, message) = detail.split_once(": ").unwrap_or(("", detail));
-    let repeated = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
-    if let Some(name) = repeated {
-        return Problem::field(
-            ProblemCode::InvalidField,
-            format!("?{name}"),
-            format!("{name} is given twice; keep one"),
-        );
-    }
-    let (code, detail) = match message {
-        message if message.starts_with("unknown field") => (ProblemCode::UnknownField, message.to_owned()),
-        _ if is_time(name) => (ProblemCode::InvalidField, time_fault(name)),
-        _ if name == "limit" => (ProblemCode::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
-        message => (ProblemCode::InvalidField, format!("{name}: {}", data_fault(message))),
-    };
-    Problem::field(code, format!("?{name}"), detail)
 }
 
 /// The tenant of a route, which must exist.

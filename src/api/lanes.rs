@@ -9,9 +9,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::endpoints::find;
-use super::input::{NamedEndpoint, QueryParams, TenantPath};
+use super::input::{NamedEndpoint, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, Problems};
+use super::query_params::QueryParams;
 use crate::model::id::DeliveryId;
 
 /// A lane with members to deliver.

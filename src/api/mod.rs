@@ -44,6 +44,7 @@ pub mod page;
 pub mod policies;
 pub mod problem;
 pub mod provided_keys;
+mod query_params;
 pub mod rate_limit_headers;
 pub mod request_head;
 mod request_schema;
@@ -128,6 +129,7 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(audit::list))
         .routes(routes!(tokens::create, tokens::list))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(tokens::own))
         .routes(routes!(policies::preview))
         .routes(routes!(find::find))
         .routes(routes!(settings::list))

@@ -26,9 +26,10 @@ pub struct PageParams {
 /// One page of a list. It may be short and still have a next one.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Page<T> {
-    /// What was found, newest first.
+    /// What was found, in the order that the route names.
     pub data: Vec<T>,
     /// Give this as `cursor` for the next page; null on the last.
+    #[schema(required = true)]
     pub next: Option<String>,
 }
 

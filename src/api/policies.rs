@@ -6,8 +6,9 @@ use http::HeaderMap;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::input::{DOCUMENT_BYTES_MAX, QueryParams, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, document_from_json, read_body};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
+use super::query_params::QueryParams;
 use crate::model::preview::{Preview, preview as preview_of};
 use crate::model::retry_spec::RetrySpec;
 use crate::model::span::Span;

@@ -16,7 +16,7 @@ use utoipa::{IntoResponses, PartialSchema, ToSchema};
 
 use super::origin::RequestId;
 use super::{REQUEST_ID, rate_limit_headers};
-use crate::lifecycle::accept::AcceptRefusal;
+use crate::lifecycle::accept::{AcceptRefusal, differing};
 use crate::lifecycle::intake::Overload;
 use crate::lifecycle::linked_data::LinkRefusal;
 use crate::lifecycle::storage_admission::StorageRefusal;
@@ -209,7 +209,14 @@ impl Problem {
 
     /// Returns a problem with several fields; its sentence joins theirs.
     pub fn fields(code: ProblemCode, errors: Vec<FieldError>) -> Self {
-        let detail = errors.iter().map(|error| error.detail.as_str()).collect::<Vec<_>>().join("; ");
+        let mut details: Vec<&str> = Vec::new();
+        for error in &errors {
+            // Many items of a batch may have the same fault.
+            if !details.contains(&error.detail.as_str()) {
+                details.push(&error.detail);
+            }
+        }
+        let detail = details.join("; ");
         Self { errors, ..Self::new(code, detail) }
     }
 
@@ -238,6 +245,29 @@ impl Problem {
                 MissingResource::Endpoint | MissingResource::Event | MissingResource::Delivery | MissingResource::Token,
             ) => self.detail.push_str(&format!(" in tenant {tenant}")),
             None => {}
+        }
+        self
+    }
+
+    /// Calls what is at fault the event, where it is one of several in the body.
+    pub fn about_event(mut self) -> Self {
+        let renamed = |text: &str| text.strip_prefix("the body ").map(|rest| format!("the event {rest}"));
+        self.detail = renamed(&self.detail).unwrap_or(self.detail);
+        for error in &mut self.errors {
+            if let Some(detail) = renamed(&error.detail) {
+                error.detail = detail;
+            }
+        }
+        self
+    }
+
+    /// Lists further fields of a document, if it is refused for an unknown one.
+    pub fn also_knowing(mut self, names: &[&str]) -> Self {
+        let is_of_document = self.pointer().is_some_and(|pointer| pointer.matches('/').count() == 1);
+        if self.code == ProblemCode::UnknownField && is_of_document {
+            let names: String = names.iter().map(|name| format!(", `{name}`")).collect();
+            self.detail.push_str(&names);
+            self.errors.iter_mut().for_each(|error| error.detail.push_str(&names));
         }
         self
     }
@@ -372,7 +402,7 @@ impl From<AcceptRefusal> for Problem {
                 let mut problem = Self::field(ProblemCode::IdConflict, "/id", detail);
                 problem.errors.extend(differs.into_iter().map(|field| FieldError {
                     pointer: format!("/{field}"),
-                    detail: format!("{field} differs from the other event's"),
+                    detail: format!("{} from the other event's", differing(field)),
                 }));
                 problem
             }

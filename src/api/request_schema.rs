@@ -28,6 +28,13 @@ pub fn find_other_kind<T: ToSchema>(document: &Value) -> Option<FieldError> {
     schema.find_other_kind(vec![&schema.root], document, "", CheckedKinds::All)
 }
 
+/// Returns the first number of a document that is not whole where the schema of `T`
+/// wants it to be, or that is out of its range.
+pub fn find_out_of_range<T: ToSchema>(document: &Value) -> Option<FieldError> {
+    let schema = RequestSchema::of::<T>();
+    schema.find_out_of_range(vec![&schema.root], document, "")
+}
+
 /// Which kinds of values are compared with the schema.
 #[derive(Debug, Clone, Copy)]
 enum CheckedKinds {
@@ -61,14 +68,19 @@ impl RequestSchema {
         pointer: &str,
         checked: CheckedKinds,
     ) -> Option<FieldError> {
-        let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
+        let told =
+            schemas.iter().find_map(|schema| schema.get("example").cloned().or_else(|| described_example(schema)));
+        let kinds: Vec<&Value> = schemas.iter().flat_map(|schema| self.kinds(schema)).collect();
         let is_checked = match checked {
             // Whether null is accepted depends on the field; its own type says so.
             CheckedKinds::Objects => !value.is_null() && kinds.iter().any(|kind| is_of(kind, "object")),
             CheckedKinds::All => !kinds.is_empty(),
         };
         if is_checked && !kinds.iter().any(|kind| accepts(kind, value)) {
-            return Some(FieldError { pointer: pointer.to_owned(), detail: self.describe(&kinds, value, pointer) });
+            return Some(FieldError {
+                pointer: pointer.to_owned(),
+                detail: self.describe(&kinds, told.as_ref(), value, pointer),
+            });
         }
         match value {
             Value::Array(items) => {
@@ -86,6 +98,31 @@ impl RequestSchema {
         }
     }
 
+    fn find_out_of_range(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<FieldError> {
+        let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
+        match value {
+            Value::Number(number) => {
+                let kind = kinds.iter().find(|kind| is_of(kind, "integer") || is_of(kind, "number"))?;
+                let range = NumberRange::of(kind);
+                let name = pointer.get(1..)?.replace('/', ".");
+                (!range.contains(number)).then(|| FieldError {
+                    pointer: pointer.to_owned(),
+                    detail: format!("{name} is {number}; use {range}"),
+                })
+            }
+            Value::Array(items) => {
+                let of_items: Vec<&Value> = kinds.iter().filter_map(|kind| kind.get("items")).collect();
+                let mut items = items.iter().enumerate();
+                items.find_map(|(n, item)| self.find_out_of_range(of_items.clone(), item, &format!("{pointer}/{n}")))
+            }
+            Value::Object(fields) => fields.iter().find_map(|(name, field)| {
+                let of_field = kinds.iter().filter_map(|kind| schema_of_field(kind, name)).collect();
+                self.find_out_of_range(of_field, field, &child(pointer, name))
+            }),
+            _ => None,
+        }
+    }
+
     /// Returns the schemas that a schema consists of: those it refers to, and the
     /// parts or alternatives of each.
     fn kinds<'a>(&'a self, schema: &'a Value) -> Vec<&'a Value> {
@@ -98,12 +135,12 @@ impl RequestSchema {
         if joined.is_empty() { vec![schema] } else { joined.into_iter().flat_map(|part| self.kinds(part)).collect() }
     }
 
-    fn describe(&self, kinds: &[&Value], value: &Value, pointer: &str) -> String {
+    fn describe(&self, kinds: &[&Value], told: Option<&Value>, value: &Value, pointer: &str) -> String {
         let name = if pointer.is_empty() { "the body".to_owned() } else { pointer[1..].replace('/', ".") };
         let is_expected = |name: &str| kinds.iter().any(|kind| is_of(kind, name));
         let expected: Vec<&str> = KINDS.iter().filter(|(name, _)| is_expected(name)).map(|(_, words)| *words).collect();
         let expected = expected.join(" or ");
-        let example = match self.example(kinds) {
+        let example = match self.example(kinds).or_else(|| told.map(shown)) {
             Some(example) => format!(", such as {example}"),
             None => String::new(),
         };
@@ -123,7 +160,8 @@ impl RequestSchema {
     fn example(&self, kinds: &[&Value]) -> Option<String> {
         let Some(object) = kinds.iter().find(|kind| is_of(kind, "object")) else {
             let is_told = |kind: &Value| ["example", "default", "enum"].iter().any(|word| !kind[word].is_null());
-            let told = kinds.iter().find(|kind| is_told(kind) || is_told(&kind["items"]))?;
+            let has_told_items = |kind: &Value| self.kinds(&kind["items"]).into_iter().any(is_told);
+            let told = kinds.iter().find(|kind| is_told(kind) || has_told_items(kind))?;
             return self.value_of(told).map(|value| value.to_string());
         };
         let fields: Vec<(String, Value)> = match object["example"].as_object() {
@@ -137,10 +175,8 @@ impl RequestSchema {
                 plain.filter(|(name, _)| is_shown(name)).take(required.len().max(1)).collect()
             }
         };
-        let fields: Vec<String> =
-            fields.iter().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str()))).collect();
         if !fields.is_empty() {
-            return Some(format!("{{{}}}", fields.join(", ")));
+            return Some(shown(&Value::Object(fields.into_iter().collect())));
         }
         object["additionalProperties"].is_object().then(|| r#"{"name": "value"}"#.to_owned())
     }
@@ -162,6 +198,68 @@ impl RequestSchema {
             _ => Some(Value::Object(Default::default())),
         }
     }
+}
+
+/// The numbers that a schema takes.
+struct NumberRange {
+    is_whole: bool,
+    min: Option<f64>,
+    max: Option<f64>,
+}
+
+impl NumberRange {
+    fn of(schema: &Value) -> Self {
+        let bound = |name: &str| schema[name].as_f64();
+        Self { is_whole: is_of(schema, "integer"), min: bound("minimum"), max: bound("maximum") }
+    }
+
+    fn contains(&self, number: &serde_json::Number) -> bool {
+        let is_whole = number.is_i64() || number.is_u64();
+        let value = number.as_f64().unwrap_or(f64::INFINITY);
+        (is_whole || !self.is_whole)
+            && self.min.is_none_or(|min| value >= min)
+            && self.max.is_none_or(|max| value <= max)
+    }
+}
+
+impl std::fmt::Display for NumberRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.is_whole { "a whole number" } else { "a number" };
+        match (self.min.map(grouped), self.max.map(grouped)) {
+            (Some(min), Some(max)) => write!(f, "{kind} from {min} to {max}"),
+            (Some(min), None) => write!(f, "{kind} from {min} on"),
+            (None, Some(max)) => write!(f, "{kind} up to {max}"),
+            (None, None) => f.write_str(kind),
+        }
+    }
+}
+
+/// Renders a number with commas between the thousands of its whole part.
+fn grouped(number: f64) -> String {
+    let text = number.to_string();
+    let (whole, rest) = text.find('.').map_or((text.as_str(), ""), |dot| text.split_at(dot));
+    let mut out = String::new();
+    for (n, digit) in whole.chars().enumerate() {
+        if n > 0 && (whole.len() - n).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + rest
+}
+
+/// Returns the first JSON object that the description of a schema shows.
+fn described_example(schema: &Value) -> Option<Value> {
+    let (_, example) = schema["description"].as_str()?.split_once("`{")?;
+    serde_json::from_str(&format!("{{{}", example.split('`').next()?)).ok()
+}
+
+/// Renders an example on one line, an object with space between its parts.
+fn shown(example: &Value) -> String {
+    let Value::Object(fields) = example else { return example.to_string() };
+    let fields: Vec<String> =
+        fields.iter().map(|(name, value)| format!("{}: {}", Value::from(name.as_str()), shown(value))).collect();
+    format!("{{{}}}", fields.join(", "))
 }
 
 /// Names of types in schemas, in the order in which they are told, and their words.

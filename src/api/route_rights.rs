@@ -2,7 +2,7 @@
 //!
 //! The `security` of an operation names the right: `publish`, `manage` or `read`
 //! within a tenant, `tenants` for changes of tenants themselves, `admin` for the
-//! gateway itself, an empty requirement for everybody. An operation that shows
+//! gateway itself, no scope for any valid token, an empty requirement for everybody. An operation that shows
 //! secrets is marked with `x-shows-secrets`, and callers who may only read are
 //! refused. There is no second list to keep in step, and the gateway does not
 //! start if an operation names no right.
@@ -96,8 +96,8 @@ impl RouteRights {
     }
 }
 
-/// Reads the right from a `security` with one requirement of one scope, or an
-/// empty requirement for everybody.
+/// Reads the right from a `security` with one requirement of at most one scope, or an
+/// empty requirement for everybody. Below `/v1/` a caller is always identified.
 fn need_of(security: &Value) -> Option<RequiredRight> {
     let [requirement] = security.as_array()?.as_slice() else { return None };
     let requirement = requirement.as_object()?;
@@ -105,6 +105,7 @@ fn need_of(security: &Value) -> Option<RequiredRight> {
         return Some(RequiredRight::Nothing);
     }
     match requirement.get("token")?.as_array()?.as_slice() {
+        [] if requirement.len() == 1 => Some(RequiredRight::Nothing),
         [Value::String(name)] if requirement.len() == 1 => RequiredRight::named(name),
         _ => None,
     }
@@ -127,7 +128,8 @@ mod tests {
             })
             .map(|(path, _)| path.as_str())
             .collect();
-        assert!(public.iter().all(|path| !path.starts_with("/v1/")), "{public:?}");
+        // Below /v1/ there is always a caller, and any caller may learn who it is.
+        assert!(public.iter().all(|path| !path.starts_with("/v1/") || *path == "/v1/token"), "{public:?}");
     }
 
     #[test]
@@ -135,7 +137,6 @@ mod tests {
         for security in [
             json!(null),
             json!([]),
-            json!([{"token": []}]),
             json!([{"token": ["write"]}]),
             json!([{"token": ["read", "manage"]}]),
             json!([{"token": ["read"]}, {}]),
@@ -145,6 +146,7 @@ mod tests {
         }
         assert_eq!(need_of(&json!([{"token": ["read"]}])), Some(RequiredRight::Right(Right::Read)));
         assert_eq!(need_of(&json!([{}])), Some(RequiredRight::Nothing));
+        assert_eq!(need_of(&json!([{"token": []}])), Some(RequiredRight::Nothing), "any valid token will do");
         let mut document = crate::api::openapi::document();
         document["paths"]["/v1/tenants"]["get"]["security"].take();
         assert_eq!(RouteRights::of(&document).unwrap_err().len(), 1);

@@ -22,7 +22,8 @@ use crate::model::id::SecretId;
 use crate::model::span::Span;
 use crate::store::EndpointChange;
 
-const OVERLAP_DEFAULT: Span = Span::secs(24 * 3_600);
+/// Time for which old secrets go on signing, if a rotation does not say.
+pub const OVERLAP_DEFAULT: Span = Span::secs(24 * 3_600);
 const OVERLAP_MAX: Span = Span::secs(7 * 86_400);
 
 /// A secret as it is shown to those who may see it.

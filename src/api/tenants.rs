@@ -14,11 +14,11 @@ use super::SharedApiState;
 use super::auth::Principal;
 use super::endpoints::merge;
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath, document_from_json, fields_from_json, from_value,
-    read_body,
+    DOCUMENT_BYTES_MAX, NamedTenant, TenantPath, document_from_json, fields_from_json, from_value, read_body,
 };
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
+use super::query_params::QueryParams;
 use crate::lifecycle::change;
 use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointCeiling;

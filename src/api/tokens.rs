@@ -14,9 +14,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::auth::{Principal, hash, new_token};
-use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, NamedToken, document_from_json, read_body};
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
+use super::query_params::QueryParams;
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
@@ -219,6 +220,47 @@ pub async fn list(
         created_at: token.created_at,
         expires_at: token.expires_at,
     })))
+}
+
+/// The token that a request carries.
+#[derive(Serialize, ToSchema)]
+pub struct OwnToken {
+    /// The token's id; null for the admin token.
+    #[schema(value_type = Option<String>)]
+    id: Option<TokenId>,
+    /// Whose it is; null for the admin token and the gateway's own.
+    #[schema(value_type = Option<String>)]
+    tenant: Option<TenantId>,
+    /// What people call it.
+    name: String,
+    /// What it may do.
+    rights: Vec<Right>,
+    /// When it stops being valid; null for never.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+}
+
+/// Show the token that this request carries
+///
+/// Any valid token may ask. So a client learns which tenant it belongs to.
+#[utoipa::path(
+    get, path = "/v1/token", operation_id = "get_own_token", tag = "tokens",
+    responses((status = 200, body = OwnToken), Problems),
+    security(("token" = [])),
+)]
+pub async fn own(principal: Principal) -> Json<OwnToken> {
+    Json(match principal {
+        Principal::Admin => {
+            OwnToken { id: None, tenant: None, name: "admin".to_owned(), rights: vec![Right::Admin], expires_at: None }
+        }
+        Principal::Token(token) => OwnToken {
+            id: Some(token.id),
+            tenant: token.tenant.clone(),
+            name: token.name.clone(),
+            rights: token.rights.clone(),
+            expires_at: token.expires_at,
+        },
+    })
 }
 
 /// Returns which tokens a caller may see or revoke; those of the gateway only if

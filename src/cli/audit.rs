@@ -1,5 +1,6 @@
 //! `posthaste audit`: lists who changed what, when, and from where.
 
+use super::advice::given_option;
 use super::client::ClientArgs;
 use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask};
@@ -9,7 +10,7 @@ use super::request::{TimeRangeArgs, ask};
 pub struct AuditArgs {
     #[command(flatten)]
     access: ClientArgs,
-    /// Those of every tenant, deleted ones included; it takes the admin token.
+    /// Those of every tenant, deleted ones included, or with --tenant of that one, deleted or not; it takes the admin token.
     #[arg(long)]
     all: bool,
     /// Those about what has this id: a tenant, an endpoint, a delivery, an event or a token.
@@ -31,9 +32,16 @@ const COLUMNS: &[Column] = &[
 
 /// Gets the entries and prints them.
 pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let mut url = if args.all { client.url(&["audit"])? } else { client.tenant_url(&["audit"])? };
-    ask(&mut url, &[("resource", args.resource.as_deref())]);
-    args.window.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "entries", COLUMNS)
+    let tenant = given_option("tenant").filter(|_| args.all);
+    ask(&mut url, &[("tenant", tenant.as_deref()), ("resource", args.resource.as_deref())]);
+    args.window.ask(&mut url)?;
+    let about = args.resource.as_ref().map(|id| format!(" about {id}")).unwrap_or_default();
+    let whose = match (&tenant, args.all) {
+        (Some(tenant), true) => format!("of tenant {tenant}"),
+        (None, true) => "of any tenant".to_owned(),
+        (_, false) => format!("of tenant {}", client.tenant),
+    };
+    output::list(client.format, &client.get(url).await?, &format!("entries {whose}{about}"), COLUMNS)
 }

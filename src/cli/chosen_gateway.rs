@@ -1,18 +1,22 @@
 //! Chooses the gateway to speak to: a flag or the environment names it, else it
-//! is the one whose data directory is in this folder, else the context in use.
+//! is the one whose data directory is in this folder, else the context in use. A data
+//! directory has a file that says where its gateway listens.
 //!
 //! Invariant: the token of a context is shown to the server of that context alone.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use url::Url;
 
-use super::contexts_file::{ContextsFile, GatewayContext, server_url};
+use super::contexts_file::{ContextsFile, GatewayContext, reachable, server_url};
 
 /// Address of a gateway when nothing names another.
 const USUAL_SERVER: &str = "http://127.0.0.1:8400";
 /// Admin token of a gateway that was started in a folder.
 const TOKEN_HERE: &str = "./posthaste-data/admin-token";
+/// File in a data directory that holds the address of its running gateway.
+const ADDRESS_FILE: &str = "address";
 
 /// The gateway that commands speak to.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +38,8 @@ pub enum GatewaySource {
     Folder,
     /// The context with this name is in use.
     Context(String),
+    /// The settings file in this folder says where it listens.
+    SettingsFile,
     /// Nothing names one, so it is at the usual address.
     Usual,
 }
@@ -45,6 +51,7 @@ impl GatewaySource {
             Self::Named => "--server or POSTHASTE_SERVER".to_owned(),
             Self::Folder => "./posthaste-data in this folder".to_owned(),
             Self::Context(name) => format!("context {name}"),
+            Self::SettingsFile => "listen in ./posthaste.toml".to_owned(),
             Self::Usual => "the usual address".to_owned(),
         }
     }
@@ -53,37 +60,84 @@ impl GatewaySource {
     pub fn in_parentheses(&self) -> String {
         match self {
             Self::Context(name) => format!(" (context {name})"),
-            Self::Named | Self::Folder | Self::Usual => String::new(),
+            Self::Named | Self::Folder | Self::SettingsFile | Self::Usual => String::new(),
         }
     }
 }
 
 impl ChosenGateway {
     /// Chooses the gateway for what was given, in this folder.
-    pub fn of(server: Option<&Url>, token_file: Option<&Path>, contexts: &ContextsFile, folder: &Path) -> Self {
+    ///
+    /// `listen` is the address in the folder's settings file.
+    pub fn of(
+        server: Option<&Url>,
+        token_file: Option<&Path>,
+        contexts: &ContextsFile,
+        folder: &Path,
+        listen: Option<SocketAddr>,
+    ) -> Self {
         let here = folder.join(TOKEN_HERE).exists().then(|| PathBuf::from(TOKEN_HERE));
         let (server, token_found, from) = match (server, &here, contexts.in_use()) {
             (Some(server), _, _) => {
                 let known = contexts.contexts.values().find(|context| is_at(context, server));
                 (server.clone(), here.or(known.and_then(|known| known.token_file.clone())), GatewaySource::Named)
             }
-            (None, Some(_), _) => (server_of_folder(contexts, folder), here, GatewaySource::Folder),
+            (None, Some(_), _) => (server_of_folder(contexts, folder, listen), here, GatewaySource::Folder),
             (None, None, Some((name, context))) => {
                 (parsed(&context.server), context.token_file.clone(), GatewaySource::Context(name.to_owned()))
             }
-            (None, None, None) => (parsed(USUAL_SERVER), None, GatewaySource::Usual),
+            (None, None, None) => match listen {
+                Some(listen) => (url_of(listen), None, GatewaySource::SettingsFile),
+                None => (parsed(USUAL_SERVER), None, GatewaySource::Usual),
+            },
         };
         let token_file = token_file.map(Path::to_owned).or(token_found).unwrap_or_else(|| TOKEN_HERE.into());
         Self { server, token_file, from }
     }
 }
 
-/// Returns where the gateway listens whose data directory is in this folder, as it
-/// was remembered when it was started.
-fn server_of_folder(contexts: &ContextsFile, folder: &Path) -> Url {
+/// Returns where the gateway listens whose data directory is in this folder: as it has
+/// written itself, as the settings file says, or as it was remembered from a start.
+fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<SocketAddr>) -> Url {
     let token = folder.join("posthaste-data/admin-token");
+    let written = std::fs::read_to_string(folder.join("posthaste-data").join(ADDRESS_FILE)).ok();
+    if let Some(url) = written.and_then(|text| server_url(text.trim()).ok()).or(listen.map(url_of)) {
+        return url;
+    }
     let is_its = |context: &&GatewayContext| context.token_file.as_ref() == Some(&token);
     parsed(contexts.contexts.values().find(is_its).map_or(USUAL_SERVER, |context| &context.server))
+}
+
+/// Returns the URL at which this machine reaches a gateway that listens there.
+fn url_of(listen: SocketAddr) -> Url {
+    parsed(&format!("http://{}", reachable(listen)))
+}
+
+/// The file in a data directory that says where its gateway listens, for as long as
+/// the gateway runs.
+pub struct AddressFile {
+    path: PathBuf,
+    text: String,
+}
+
+impl AddressFile {
+    /// Writes the file, if there is a data directory. Commands find the gateway without
+    /// it, too, so a failure is none of the gateway.
+    pub fn write(data: &Path, address: SocketAddr) -> Option<Self> {
+        let text = format!("{}\n", url_of(address).as_str().trim_end_matches('/'));
+        let path = data.join(ADDRESS_FILE);
+        std::fs::write(&path, &text).ok().map(|()| Self { path, text })
+    }
+}
+
+impl Drop for AddressFile {
+    fn drop(&mut self) {
+        // Another node may have been started on the same directory since. A file that
+        // stays is replaced by the next start.
+        if std::fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 fn is_at(context: &GatewayContext, server: &Url) -> bool {
@@ -117,7 +171,7 @@ mod tests {
         std::fs::write(folder.path().join("posthaste-data/admin-token"), "pha_x").unwrap();
         let chosen = |server: Option<&str>, contexts: &ContextsFile, folder: &Path| {
             let server = server.map(parsed);
-            let gateway = ChosenGateway::of(server.as_ref(), None, contexts, folder);
+            let gateway = ChosenGateway::of(server.as_ref(), None, contexts, folder, None);
             (gateway.server.to_string(), gateway.token_file.display().to_string())
         };
         let pair = |server: &str, token: &str| (server.to_owned(), token.to_owned());
@@ -137,7 +191,10 @@ mod tests {
     fn a_contexts_token_is_shown_to_its_own_server_alone() {
         let empty = tempfile::tempdir().unwrap();
         let token = |server: &str| {
-            ChosenGateway::of(Some(&parsed(server)), None, &contexts(), empty.path()).token_file.display().to_string()
+            ChosenGateway::of(Some(&parsed(server)), None, &contexts(), empty.path(), None)
+                .token_file
+                .display()
+                .to_string()
         };
         assert_eq!(token("https://hooks.example.com"), "/secret/prod");
         assert_eq!(token("https://hooks.example.com.evil.example"), TOKEN_HERE);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
+use clap::CommandFactory;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -20,13 +21,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::{Position, Url};
 
+use super::advice::given_option;
 use super::chosen_gateway::{ChosenGateway, GatewaySource};
 use super::contexts_file::{ContextsFile, server_url};
 use super::failure::{CommandFailure, ExitReason};
-use super::output::{OutputFormat, clean};
+use super::output::{OutputFormat, clean, parse};
 use super::request::JsonBody;
+use crate::lifecycle::deliver::tls::{self, CertificateRequested};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
+use crate::model::token::PREFIX;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +47,7 @@ pub struct ClientArgs {
     /// A file that holds the token; ./posthaste-data/admin-token or that of the context when left out.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Whose events, endpoints and deliveries; `default` when left out.
+    /// Whose events, endpoints and deliveries; when left out, the token's own tenant or `default`.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
     pub tenant: Option<String>,
     /// How to show the answer.
@@ -52,8 +56,18 @@ pub struct ClientArgs {
 }
 
 impl ClientArgs {
-    /// Returns a client for the chosen gateway. It connects at the first call.
-    pub fn client(&self) -> anyhow::Result<Client> {
+    /// Returns a client for the chosen gateway, and for the tenant that was named, else
+    /// the token's own.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let mut client = self.client_of_default()?;
+        // The admin token is of no tenant, and any other tells whose it is.
+        if !client.is_tenant_named && client.has_issued_token {
+            client.enter_own_tenant().await?;
+        }
+        Ok(client)
+    }
+
+    fn client_of_default(&self) -> anyhow::Result<Client> {
         let gateway = self.gateway()?;
         let (token, token_from) = self.find_token(&gateway)?;
         let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
@@ -65,16 +79,26 @@ impl ClientArgs {
             server_from: gateway.from,
             tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
             is_tenant_named: self.tenant.is_some(),
+            has_issued_token: token.starts_with(PREFIX),
             authorization,
             token_from,
             open: None,
         })
     }
 
+    /// Refuses a tenant that was named where none means anything.
+    pub fn refuse_tenant(&self, why: &str) -> anyhow::Result<()> {
+        match given_option("tenant") {
+            Some(tenant) => bail!(CommandFailure::usage(format!("--tenant {tenant} means nothing here: {why}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Chooses the gateway, without speaking to it.
     pub fn gateway(&self) -> anyhow::Result<ChosenGateway> {
         let contexts = ContextsFile::read()?;
-        Ok(ChosenGateway::of(self.server.as_ref(), self.token_file.as_deref(), &contexts, &std::env::current_dir()?))
+        let (folder, listen) = (std::env::current_dir()?, crate::config::listen_in_file());
+        Ok(ChosenGateway::of(self.server.as_ref(), self.token_file.as_deref(), &contexts, &folder, listen))
     }
 
     /// Returns the token and where it was found.
@@ -100,6 +124,7 @@ pub struct Client {
     pub tenant: String,
     /// Whether the tenant was named, by a flag or in the environment.
     pub is_tenant_named: bool,
+    has_issued_token: bool,
     authorization: HeaderValue,
     token_from: String,
     open: Option<SendRequest<Full<Bytes>>>,
@@ -126,6 +151,17 @@ impl Client {
         self.url(&[&["tenants", self.tenant.as_str()], path].concat())
     }
 
+    /// Turns to the tenant that the token is of, if it is of one.
+    async fn enter_own_tenant(&mut self) -> anyhow::Result<()> {
+        // A gateway of an older version does not tell.
+        let Some(token) = self.find(self.url(&["token"])?).await? else { return Ok(()) };
+        if let Some(tenant) = parse(&token)?["tenant"].as_str() {
+            self.tenant = tenant.to_owned();
+            self.is_tenant_named = true;
+        }
+        Ok(())
+    }
+
     /// Makes a GET call.
     pub async fn get(&mut self, url: Url) -> anyhow::Result<String> {
         self.call(Method::GET, url, None).await
@@ -136,10 +172,10 @@ impl Client {
         self.call(Method::POST, url, body).await
     }
 
-    /// Makes a GET call; a 404 becomes none.
+    /// Makes a GET call; a 404 becomes none, unless it is the tenant that is missing.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url.clone(), None).await? {
-            (StatusCode::NOT_FOUND, _) => Ok(None),
+            (StatusCode::NOT_FOUND, text) if !self.is_tenant_missing(&text) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
             (status, text) => Err(self.explain(&url, status, &text)),
         }
@@ -238,13 +274,26 @@ impl Client {
         };
         let mut sentence = problem.sentence();
         if status == StatusCode::UNAUTHORIZED {
-            sentence.push_str(&format!("; the token shown is from {}", self.token_from));
+            // The gateway speaks of headers, which nobody types here.
+            let known = sentence.split(": send `Authorization").next().unwrap_or_default().to_owned();
+            sentence = format!(
+                "{known}; the one shown is from {}; name another with --token-file, --token or POSTHASTE_TOKEN",
+                self.token_from
+            );
         }
         let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
         if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
             sentence.push_str("; --tenant names another tenant");
+        } else if status == StatusCode::NOT_FOUND && self.is_tenant_missing(body) && !self.has_issued_token {
+            sentence.push_str("; `posthaste tenants list` shows those there are");
         }
         CommandFailure::answered(status, sentence, body).into()
+    }
+
+    /// Whether an answer says that the tenant itself does not exist.
+    fn is_tenant_missing(&self, body: &str) -> bool {
+        let problem = serde_json::from_str::<ProblemResponse>(body);
+        problem.is_ok_and(|problem| problem.detail == format!("there is no tenant {}", self.tenant))
     }
 }
 
@@ -299,7 +348,13 @@ async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl ClientStream
     let name = ServerName::try_from(host.to_owned())
         .with_context(|| format!("{host:?} is not a name a certificate can be checked for"))?;
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    connector.connect(name, tcp).await.with_context(|| format!("no secure connection to {host} could be agreed on"))
+    connector.connect(name, tcp).await.map_err(|problem| {
+        let told = tls::explain(&problem, CertificateRequested::No);
+        let why = told.map_or_else(|| problem.to_string(), |failure| failure.message);
+        let way_out = "if it is plain http, write http:// instead of https://";
+        let why = why.replace("is it plain http?", way_out);
+        anyhow!("no secure connection to {host} could be agreed on: {why}")
+    })
 }
 
 /// The problem that the gateway answers with.
@@ -324,22 +379,72 @@ impl ProblemResponse {
         if let [field] = self.errors.as_slice()
             && field.detail == self.detail
         {
-            return clean(&format!("{} (at {})", self.detail, field.pointer));
+            let place = place(&field.pointer);
+            let place = if place.is_empty() { place } else { format!(" (at {place})") };
+            return clean(&format!("{}{place}", self.detail));
         }
         // The gateway joins the fields' sentences; here each gets a line of its own.
         let is_joined = self.errors.len() > 1 && self.errors.iter().all(|field| self.detail.contains(&field.detail));
         let mut sentence =
             if is_joined { format!("{} fields are refused:", self.errors.len()) } else { clean(&self.detail) };
         for field in &self.errors {
-            sentence.push_str(&format!("\n  {}", clean(&format!("{}: {}", field.pointer, field.detail))));
+            let place = place(&field.pointer);
+            let place = if place.is_empty() { place } else { format!("{place}: ") };
+            sentence.push_str(&format!("\n  {}", clean(&format!("{place}{}", field.detail))));
         }
         sentence
     }
 }
 
+/// Returns where a fault is, in the words of the command line: `--retry, backoff.max`
+/// for `/retry/backoff/max`. What has no option of its own is a word of the command.
+fn place(pointer: &str) -> String {
+    let Some(fields) = pointer.strip_prefix('/') else {
+        return pointer.strip_prefix('?').map(|name| option_of(name).unwrap_or_default()).unwrap_or_default();
+    };
+    let mut parts = fields.splitn(2, '/');
+    let name = parts.next().unwrap_or_default();
+    // An option that is given several times has a number in the list.
+    let rest = parts.next().filter(|rest| !rest.bytes().all(|byte| byte.is_ascii_digit()));
+    match (option_of(name), rest) {
+        (Some(option), Some(rest)) => format!("{option}, {}", rest.replace('/', ".")),
+        (Some(option), None) => option,
+        (None, _) if fields.contains('/') => fields.replace('/', "."),
+        (None, _) => String::new(),
+    }
+}
+
+/// Returns the option that gives a field of the API its value, if a command has one.
+fn option_of(field: &str) -> Option<String> {
+    let singular = field.strip_suffix('s').unwrap_or(field);
+    let names = [field.replace('_', "-"), singular.replace('_', "-")];
+    let has = |command: &clap::Command, name: &str| command.get_opts().any(|option| option.get_long() == Some(name));
+    let cli = super::Cli::command();
+    let commands: Vec<&clap::Command> = cli.get_subcommands().filter(|command| command.get_name() != "serve").collect();
+    let mut all = commands.iter().flat_map(|command| command.get_subcommands().chain([*command]));
+    let known = all.find_map(|command| names.iter().find(|name| has(command, name)).cloned());
+    known.map(|name| format!("--{name}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_is_told_in_the_words_of_the_command_line() {
+        for (pointer, told) in [
+            ("/rights/1", "--rights"),
+            ("/event_types/0", "--event-type"),
+            ("/retry/backoff/max", "--retry, backoff.max"),
+            ("/type", "--type"),
+            ("/url", "--url"),
+            ("/something", ""),
+            ("?since", "--since"),
+            ("", ""),
+        ] {
+            assert_eq!(place(pointer), told, "{pointer}");
+        }
+    }
 
     fn sentence(json: &str) -> String {
         serde_json::from_str::<ProblemResponse>(json).unwrap().sentence()
@@ -350,11 +455,11 @@ mod tests {
         assert_eq!(sentence(r#"{"detail":"there is no such event"}"#), "there is no such event");
         assert_eq!(
             sentence(r#"{"detail":"type is empty","errors":[{"pointer":"/type","detail":"type is empty"}]}"#),
-            "type is empty (at /type)"
+            "type is empty (at --type)"
         );
         let two = r#"{"detail":"a is 1; b is 2","errors":[{"pointer":"/a","detail":"a is 1"},{"pointer":"/b","detail":"b is 2"}]}"#;
-        assert_eq!(sentence(two), "2 fields are refused:\n  /a: a is 1\n  /b: b is 2");
+        assert_eq!(sentence(two), "2 fields are refused:\n  a is 1\n  b is 2");
         let apart = r#"{"detail":"refused","errors":[{"pointer":"/a","detail":"a is 1"}]}"#;
-        assert_eq!(sentence(apart), "refused\n  /a: a is 1");
+        assert_eq!(sentence(apart), "refused\n  a is 1");
     }
 }

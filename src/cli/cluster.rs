@@ -17,7 +17,8 @@ pub struct ClusterArgs {
 
 /// Gets the cluster's state from one node, which knows all of them, and prints it.
 pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    args.access.refuse_tenant("all tenants share the nodes; leave it out")?;
+    let mut client = args.access.client().await?;
     let url = client.url(&["cluster"])?;
     let body = client.get(url).await?;
     match client.format {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::client::ClientArgs;
+use super::failure::CommandFailure;
 use super::output::{self, OutputFormat};
 use crate::config::{self, PartialSettings, Settings};
 use crate::model::named_enum::NamedEnum;
@@ -27,19 +28,22 @@ pub struct ConfigArgs {
 
 /// Prints settings with where they came from, or the reference page.
 pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
+    args.access.refuse_tenant("settings are those of the whole gateway; leave it out")?;
     if args.reference {
         print!("{}", reference());
         return Ok(());
     }
     if args.of_gateway {
+        refuse_given_settings()?;
         return print_settings_of_gateway(&args.access).await;
     }
-    config::environment::check()?;
     let file = config::read_file(args.config.as_deref())?;
     let (settings, shown) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
     if args.access.output == OutputFormat::Json {
-        return output::print(&output::pretty(&serde_json::json!({"data": shown, "next": null}).to_string()));
+        return output::print(&output::pretty(
+            &serde_json::json!({"of": "a gateway started here", "data": shown, "next": null}).to_string(),
+        ));
     }
     let title = "What `posthaste serve` would have if it were started here; --of-gateway shows what a running one has.";
     let rows = shown.iter().map(|setting| (setting.name.as_str(), setting.value.as_str(), setting.origin.as_str()));
@@ -47,10 +51,12 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
 }
 
 async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
-    let mut client = access.client()?;
+    let mut client = access.client().await?;
     let body = client.get(client.url(&["settings"])?).await?;
     if client.format == OutputFormat::Json {
-        return output::print(&output::pretty(&body));
+        let of = serde_json::Value::from(access.gateway()?.server.as_str().trim_end_matches('/'));
+        let fields = body.trim_start().trim_start_matches('{');
+        return output::print(&output::pretty(&format!(r#"{{"of":{of},{fields}"#)));
     }
     let page = output::parse(&body)?;
     let part = |setting: &'_ serde_json::Value, name: &str| setting[name].as_str().unwrap_or_default().to_owned();
@@ -63,6 +69,17 @@ async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
         &title,
         rows.iter().map(|[name, value, origin]| (name.as_str(), value.as_str(), origin.as_str())),
     ))
+}
+
+/// Refuses settings beside `--of-gateway`: a running gateway has its own.
+fn refuse_given_settings() -> anyhow::Result<()> {
+    match config::reference().iter().find(|setting| config::is_flag_given(setting.name)) {
+        Some(setting) => anyhow::bail!(CommandFailure::usage(format!(
+            "{} is a setting to start with, and a running gateway has its own; leave it or --of-gateway out",
+            setting.flag()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Renders settings as a settings file: each with where it came from as a comment.

@@ -1,10 +1,11 @@
-//! Asks before something is deleted.
+//! Asks before something is lost for good.
 
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::{Context, bail};
 
 use super::failure::{CommandFailure, ExitReason};
+use super::screen::Screen;
 
 /// How a deletion is confirmed.
 #[derive(Debug, clap::Args)]
@@ -26,11 +27,12 @@ impl ConfirmArgs {
             bail!(CommandFailure::usage(format!("{what}; repeat this with --yes to do it")));
         }
         let mut answer = String::new();
-        write!(output, "{what}. Do it? [y/N] ").context("cannot ask whether to do it; repeat this with --yes")?;
+        let question = Screen::of_stderr().fit(&format!("{what}. Do it? [y/N]"));
+        write!(output, "{question} ").context("cannot ask whether to do it; repeat this with --yes")?;
         output.flush().and_then(|()| input.lock().read_line(&mut answer)).context("cannot read the answer")?;
         match answer.trim().to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => bail!(CommandFailure::new(ExitReason::Other, "nothing was deleted")),
+            _ => bail!(CommandFailure::new(ExitReason::Other, "nothing was done")),
         }
     }
 }

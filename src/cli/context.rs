@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::ClientArgs;
 use super::contexts_file::{ContextsFile, GatewayContext};
 use super::failure::CommandFailure;
-use super::output::{self, Column};
+use super::output::{self, Column, OutputFormat};
 
 /// What to do with contexts.
 #[derive(Debug, clap::Args)]
@@ -50,6 +50,7 @@ const COLUMNS: &[Column] = &[
 
 /// Shows or changes the contexts.
 pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
+    args.access.refuse_tenant("a context is a gateway; POSTHASTE_TENANT chooses a tenant for all commands")?;
     let format = args.access.output;
     let mut file = ContextsFile::read()?;
     match args.action {
@@ -81,7 +82,10 @@ pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
     }
     file.write()?;
     let in_use = file.in_use().map_or("none".to_owned(), |(name, context)| format!("{name} ({})", context.server));
-    output::done(format, &format!("context in use: {in_use}"))
+    match format {
+        OutputFormat::Json => output::print(&output::pretty(&json!({ "data": list(&file), "next": null }).to_string())),
+        OutputFormat::Table => output::print(&format!("context in use: {in_use}")),
+    }
 }
 
 fn show(access: &ClientArgs) -> anyhow::Result<()> {

@@ -144,7 +144,7 @@ fn is_local(name: &str) -> bool {
 }
 
 /// Returns the address at which this machine reaches a listener.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

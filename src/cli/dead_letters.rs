@@ -6,16 +6,19 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::advice;
 use super::client::{Client, ClientArgs};
 use super::deliveries::{self, answer};
 use super::explain;
+use super::failure::{CommandFailure, ExitReason};
 use super::find;
 use super::output::{self, OutputFormat, clean, text};
 use super::request::{TimeRangeArgs, ask_filter};
 use super::screen::Screen;
 use super::table::Table;
+use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::suggested_command::suggested_command;
+use crate::model::named_enum::NamedEnum;
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -57,11 +60,12 @@ struct DeadLettersList {
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         DeadLettersAction::List(list) => {
             let mut url = client.tenant_url(&["dead-letters"])?;
+            list.died.check()?;
             list.add_to(&mut url);
             output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
         }
@@ -88,6 +92,12 @@ impl DeadLettersList {
 
 async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> {
     let delivery = find::get(client, "delivery", &["deliveries", id]).await?;
+    let state = text(&output::parse(&delivery)?, "state");
+    if state != DeliveryState::Dead.as_str() {
+        let explain = advice::command(&client.tenant, "explain", id);
+        let sentence = format!("delivery {id} is {state} and not a dead letter; `{explain}` tells about it");
+        anyhow::bail!(CommandFailure::new(ExitReason::Refused, sentence));
+    }
     let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;
     let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
     match client.format {
@@ -96,7 +106,7 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
         ))),
         OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
-            let all = suggested_command(&client.tenant, "deliveries attempts", id);
+            let all = advice::command(&client.tenant, "deliveries attempts", id);
             output::print(&dead_letter_lines(
                 &output::parse(&explanation)?,
                 output::items(&attempts),
@@ -110,7 +120,7 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
 /// Renders why the delivery died and what can be done, then its attempts in short and
 /// the last answer of the receiver. `all` is the command that shows all attempts.
 fn dead_letter_lines(explanation: &Value, attempts: &[Value], all: &str, screen: Screen) -> String {
-    let mut out = explain::render(explanation, false);
+    let mut out = explain::render(explanation, false, screen);
     out.push('\n');
     attempt_lines(&mut out, attempts, all, screen);
     out.truncate(out.trim_end().len());

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::client::ClientArgs;
 use super::find;
 use super::output::{self, Column};
-use super::request::{TimeRangeArgs, ask_filter, past_time};
+use super::request::{TimeRangeArgs, ask_filter, check_order, past_time};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::named_enum::parser;
@@ -94,12 +94,12 @@ const ATTEMPT_COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     let (id, verb) = match args.action {
         DeliveriesAction::List(list) => {
             let mut url = client.tenant_url(&["deliveries"])?;
-            list.add_to(&mut url);
+            list.add_to(&mut url)?;
             return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
         }
         DeliveriesAction::Get { id } => {
@@ -120,7 +120,8 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
 
 impl DeliveriesList {
     /// Adds the filter and the page to a list's URL.
-    fn add_to(self, url: &mut url::Url) {
+    fn add_to(self, url: &mut url::Url) -> anyhow::Result<()> {
+        check_order("--finished-since", self.finished_since, "--finished-until", self.finished_until)?;
         let filter = DeliveryFilter {
             state: self.state,
             finished_since: self.finished_since,
@@ -128,7 +129,7 @@ impl DeliveriesList {
             ..self.filter
         };
         ask_filter(url, &filter);
-        self.window.ask(url);
+        self.window.ask(url)
     }
 }
 

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use http::Method;
 
 use super::client::ClientArgs;
+use super::confirm::ConfirmArgs;
 use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask};
 use super::{deliveries, find};
@@ -32,10 +33,12 @@ enum EventsAction {
         /// The event's id.
         id: String,
     },
-    /// Forget the data of one; what waits of it is cancelled.
+    /// Forget the data of one for good; what waits of it is cancelled.
     Expunge {
         /// The event's id.
         id: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
     /// Say for each endpoint why it wants the event or not.
     Matches {
@@ -73,13 +76,13 @@ const MATCH_COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         EventsAction::List(list) => {
             let mut url = client.tenant_url(&["events"])?;
             ask(&mut url, &[("type", list.event_type.as_deref()), ("key", list.key.as_deref())]);
-            list.window.ask(&mut url);
+            list.window.ask(&mut url)?;
             output::list(format, &client.get(url).await?, "events", COLUMNS)
         }
         EventsAction::Get { id } => output::record(format, &find::get(&mut client, "event", &["events", &id]).await?),
@@ -87,7 +90,13 @@ pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
             let body = find::get(&mut client, "event", &["events", &id, "deliveries"]).await?;
             output::list(format, &body, "deliveries", deliveries::COLUMNS)
         }
-        EventsAction::Expunge { id } => {
+        EventsAction::Expunge { id, confirm } => {
+            // What does not exist is not asked about.
+            client.get(client.tenant_url(&["events", &id, "deliveries"])?).await?;
+            confirm.ask(&format!(
+                "this forgets the data of event {id} of tenant {} for good, and cancels what waits of it",
+                client.tenant
+            ))?;
             let url = client.tenant_url(&["events", &id, "data"])?;
             client.call(Method::DELETE, url, None).await?;
             output::done(format, &format!("the data of {id} is forgotten"))

@@ -6,10 +6,13 @@ use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
 use http::StatusCode;
 use serde::Serialize;
 
+use super::advice::{completed, given_option};
 use super::output::pretty;
+use super::screen::Screen;
 use crate::model::parse_fault::number_fault;
 
 /// Why a command failed, as its exit code tells.
@@ -113,7 +116,7 @@ struct LocalProblem<'a> {
 /// Prints why a command failed, and returns its exit code.
 pub fn report(problem: &anyhow::Error, is_json: bool) -> ExitCode {
     let (text, code) = describe(problem, is_json);
-    print(&text);
+    print(&if is_json { text } else { Screen::of_stderr().fit(&text) });
     ExitCode::from(code)
 }
 
@@ -123,14 +126,39 @@ pub fn report_usage(problem: &clap::Error, is_json: bool) -> ExitCode {
     use clap::error::ErrorKind;
     let is_help = problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_json && problem.use_stderr() && !is_help {
-        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&problem.to_string()))));
-    } else if problem.kind() == ErrorKind::ValueValidation {
-        print(number_fault(&problem.to_string()).trim_end());
+        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&told(problem)))));
+    } else if is_help {
+        // On standard output, where a pager finds it.
+        let _ = writeln!(std::io::stdout(), "{}", problem.to_string().trim_end());
+    } else if matches!(problem.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        print(number_fault(&told(problem)).trim_end());
     } else {
         // The reader may be gone.
         let _ = problem.print();
     }
     ExitCode::from(u8::try_from(problem.exit_code()).unwrap_or(1))
+}
+
+/// Returns clap's message. A value that stands in the environment is not blamed on the
+/// option, which nobody typed.
+fn told(problem: &clap::Error) -> String {
+    use clap::error::{ContextKind, ContextValue};
+    let text = problem.to_string();
+    let Some(ContextValue::String(option)) = problem.get(ContextKind::InvalidArg) else { return text };
+    let name = option.trim_start_matches("--").split([' ', '=']).next().unwrap_or_default();
+    let variable = variable_of(&super::Cli::command(), name);
+    match variable.filter(|variable| given_option(name).is_none() && std::env::var_os(variable).is_some()) {
+        Some(variable) => text.replace(&format!("for '{option}'"), &format!("for {variable} in the environment")),
+        None => text,
+    }
+}
+
+/// Returns the environment variable of an option of any command.
+fn variable_of(command: &clap::Command, name: &str) -> Option<String> {
+    let own =
+        command.get_arguments().find(|option| option.get_long() == Some(name)).and_then(|option| option.get_env());
+    own.and_then(|variable| variable.to_str().map(str::to_owned))
+        .or_else(|| command.get_subcommands().find_map(|command| variable_of(command, name)))
 }
 
 /// Whether a command line asks for JSON; it may be one that cannot be parsed.
@@ -143,7 +171,7 @@ pub fn is_json_wanted(args: &[OsString]) -> bool {
 fn describe(problem: &anyhow::Error, is_json: bool) -> (String, u8) {
     let failure = problem.chain().find_map(|cause| cause.downcast_ref::<CommandFailure>());
     let reason = failure.map_or(ExitReason::Other, |failure| failure.reason);
-    let sentence = format!("{problem:#}");
+    let sentence = completed(&format!("{problem:#}"));
     let text = match failure.and_then(|failure| failure.document.as_deref()) {
         _ if !is_json => format!("posthaste: {sentence}"),
         Some(sent) => pretty(&with_context(sent, problem)),

@@ -5,11 +5,12 @@
 
 use serde_json::Value;
 
+use super::advice::{self, given_option};
 use super::client::{Client, ClientArgs};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column, OutputFormat};
 use super::request::ask;
-use crate::model::suggested_command::{quoted, suggested_command};
+use crate::model::suggested_command::quoted;
 
 /// What to find.
 #[derive(Debug, clap::Args)]
@@ -32,13 +33,20 @@ const COLUMNS: &[Column] = &[
 
 /// Finds the id and prints where it is.
 pub async fn run(args: FindArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let mut url = client.url(&["find"])?;
     ask(&mut url, &[("id", Some(&args.id))]);
-    let body = client.get(url).await?;
-    let page = output::parse(&body)?;
+    let mut body = client.get(url).await?;
+    let mut page = output::parse(&body)?;
+    let wanted = given_option("tenant");
+    if let Some(tenant) = &wanted {
+        let is_its = |row: &&Value| row["tenant"] == tenant.as_str();
+        page["data"] = output::items(&page).iter().filter(is_its).cloned().collect();
+        body = page.to_string();
+    }
     if output::items(&page).is_empty() {
-        let sentence = format!("there is nothing with the id {} in any tenant; {FINDABLE}", args.id);
+        let looked_in = wanted.map_or("any tenant".to_owned(), |tenant| format!("tenant {tenant}"));
+        let sentence = format!("there is nothing with the id {} in {looked_in}; {FINDABLE}", args.id);
         anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence));
     }
     output::list(client.format, &body, "things", COLUMNS)?;
@@ -55,17 +63,22 @@ fn show_command(row: &Value) -> String {
     let of = output::text(row, "of");
     match row["kind"].as_str() {
         // A deleted thing is known to the audit log alone.
-        _ if row["deleted_at"].is_string() => format!("posthaste audit --all --resource {id}"),
-        Some("attempt") => suggested_command(tenant, "deliveries attempts", &of),
-        Some("secret") => suggested_command(tenant, "endpoints secrets", &of),
+        _ if row["deleted_at"].is_string() => deletion_command(&id),
+        Some("attempt") => advice::command(tenant, "deliveries attempts", &of),
+        Some("secret") => advice::command(tenant, "endpoints secrets", &of),
         Some("audit_entry") => audit_command(row),
-        Some("token") if tenant.is_empty() => "posthaste tokens list".to_owned(),
-        Some("token") => format!("posthaste tokens list --tenant={tenant}"),
-        Some("delivery") => suggested_command(tenant, "explain", &id),
-        Some("event") => suggested_command(tenant, "events get", &id),
-        Some("endpoint") => suggested_command(tenant, "endpoints get", &id),
-        _ => suggested_command("default", "tenants get", &id),
+        Some("token") if tenant.is_empty() => advice::command("default", "tokens list", ""),
+        Some("token") => advice::command(tenant, "tokens list", ""),
+        Some("delivery") => advice::command(tenant, "explain", &id),
+        Some("event") => advice::command(tenant, "events get", &id),
+        Some("endpoint") => advice::command(tenant, "endpoints get", &id),
+        _ => advice::command("default", "tenants get", &id),
     }
+}
+
+/// Returns the command that tells who deleted something.
+fn deletion_command(id: &str) -> String {
+    advice::command("default", "audit --all --resource", id)
 }
 
 /// Returns the command that lists the millisecond of an audit entry, as its path does.
@@ -74,7 +87,7 @@ fn audit_command(row: &Value) -> String {
     let query = path.split_once('?').map_or("", |(_, query)| query);
     let options = url::form_urlencoded::parse(query.as_bytes());
     let options: String = options.map(|(name, value)| format!(" --{name} {}", quoted(&value))).collect();
-    format!("posthaste audit --all{options}")
+    advice::command("default", &format!("audit --all{options}"), "")
 }
 
 /// Returns what was found, and whether it is there no more.
@@ -89,34 +102,53 @@ pub async fn get(client: &mut Client, kind: &str, path: &[&str]) -> anyhow::Resu
     if let Some(body) = client.find(client.tenant_url(path)?).await? {
         return Ok(body);
     }
-    enter_tenant_of(client, kind, path[1]).await?;
+    if enter_tenant_of(client, kind, path[1]).await? == Search::Nowhere {
+        let sentence = format!("there is no {kind} {} in any tenant", path[1]);
+        anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence));
+    }
     client.get(client.tenant_url(path)?).await
 }
 
+/// What came of a search in all tenants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Search {
+    /// The client is now in the tenant that has it.
+    Entered,
+    /// No tenant has it.
+    Nowhere,
+    /// A tenant was named, or the token may not look into all of them.
+    NotAsked,
+}
+
 /// Turns to the tenant that has this id, if no tenant was named and the token may
-/// look into all of them. Returns whether it did.
-pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyhow::Result<bool> {
+/// look into all of them.
+pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyhow::Result<Search> {
     if client.is_tenant_named {
-        return Ok(false);
+        return Ok(Search::NotAsked);
     }
     let mut url = client.url(&["find"])?;
     ask(&mut url, &[("id", Some(id))]);
     // A token that may not look into every tenant is refused, and then nothing is found.
-    let Ok(body) = client.get(url).await else { return Ok(false) };
+    let Ok(body) = client.get(url).await else { return Ok(Search::NotAsked) };
     let page = output::parse(&body)?;
-    let tenants: Vec<&str> = output::items(&page)
-        .iter()
-        .filter(|found| found["kind"] == kind && found["deleted_at"].is_null())
-        .filter_map(|found| found["tenant"].as_str())
-        .collect();
+    let of_kind = output::items(&page).iter().filter(|found| found["kind"] == kind);
+    let (deleted, there): (Vec<&Value>, Vec<&Value>) = of_kind.partition(|found| found["deleted_at"].is_string());
+    let tenants: Vec<&str> = there.iter().filter_map(|found| found["tenant"].as_str()).collect();
     match tenants.as_slice() {
-        [] => Ok(false),
+        [] => match deleted.first() {
+            Some(found) => {
+                let (tenant, command) = (output::text(found, "tenant"), deletion_command(id));
+                let sentence = format!("{kind} {id} of tenant {tenant} was deleted; `{command}` tells by whom");
+                anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence))
+            }
+            None => Ok(Search::Nowhere),
+        },
         [tenant] => {
             if client.format == OutputFormat::Table {
                 eprintln!("found in tenant {}", output::clean(tenant));
             }
             client.tenant = (*tenant).to_owned();
-            Ok(true)
+            Ok(Search::Entered)
         }
         several => {
             let several = several.join(", ");

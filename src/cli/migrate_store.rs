@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::failure::CommandFailure;
 use crate::app::move_store::{MoveProgress, MovedCounts, StoreMove};
 use crate::config::{OptionalDatabase, OptionalFilePath, PartialSettings, Settings};
 
@@ -45,7 +46,7 @@ pub async fn run(args: MigrateStoreArgs) -> anyhow::Result<()> {
     let settings = Settings::resolve(given, PartialSettings::default());
     settings.check()?;
     let Some(to) = settings.database()? else {
-        bail!("it is not said where to move to; name a PostgreSQL with --to postgres://…")
+        bail!(CommandFailure::usage("it is not said where to move to; name a PostgreSQL with --to postgres://…"))
     };
     let store_move = StoreMove {
         from: args.from,

@@ -31,6 +31,7 @@ pub mod migrate_store;
 pub mod openapi;
 pub mod policy;
 
+mod advice;
 mod chosen_gateway;
 mod client;
 mod confirm;
@@ -40,6 +41,7 @@ mod output;
 mod request;
 mod screen;
 mod table;
+mod wrap;
 
 /// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
 #[derive(Debug, Parser)]
@@ -105,6 +107,9 @@ pub enum Command {
 pub fn run() -> ExitCode {
     let args = command_first(std::env::args_os().collect());
     let is_json = failure::is_json_wanted(&args);
+    if let Err(unknown) = crate::config::environment::check() {
+        return failure::report(&failure::CommandFailure::usage(unknown.to_string()).into(), is_json);
+    }
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(problem) => return failure::report_usage(&problem, is_json),

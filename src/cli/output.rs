@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use super::screen::Screen;
 use super::table::Table;
+pub use super::wrap::{WIDTH, wrapped};
 use crate::clock::{Clock, SystemClock};
 
 /// The format in which a command prints the gateway's answer.
@@ -54,7 +55,7 @@ pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Res
 pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => Ok(()),
-        OutputFormat::Table => print(sentence),
+        OutputFormat::Table => print(&Screen::of_stdout().fit(sentence)),
     }
 }
 
@@ -103,7 +104,8 @@ fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<Tab
     for (name, raw) in fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
         // Both are JSON that somebody wrote, and are shown as such.
         if matches!(name.as_str(), "data" | "filter") {
-            rows.push(vec![clean(name), scalar_cell(name, raw.get(), now)]);
+            let json = if name == "filter" { spaced(raw.get()) } else { raw.get().to_owned() };
+            rows.push(vec![clean(name), scalar_cell(name, &json, now)]);
         } else {
             push_fields(&mut rows, &clean(name), raw.get(), now);
         }
@@ -252,44 +254,22 @@ pub fn clean(text: &str) -> String {
     out
 }
 
-/// Width of wrapped text, in characters.
-pub const WIDTH: usize = 80;
-
-/// Wraps a text between words. With an indent, every line but the first is indented
-/// by two more spaces, so that sentences can be told apart.
-pub fn wrapped(text: &str, indent: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in words_and_commands(text) {
-        let line = lines.last_mut().expect("there is a first line");
-        let width = line.chars().count() + 1 + word.chars().count();
-        if line.is_empty() {
-            *line = format!("{indent}{word}");
-        } else if width <= WIDTH {
-            line.push(' ');
-            line.push_str(&word);
-        } else {
-            lines.push(if indent.is_empty() { word } else { format!("{indent}  {word}") });
+/// Adds a space behind every comma and colon of JSON, where a line can end.
+fn spaced(json: &str) -> String {
+    let mut out = String::with_capacity(json.len() * 2);
+    let (mut is_string, mut is_escaped) = (false, false);
+    for c in json.chars().filter(|c| !matches!(c, '\n' | '\r' | '\t')) {
+        let is_between = !is_string && c == ' ';
+        if !is_between {
+            out.push(c);
         }
-    }
-    lines.join("\n")
-}
-
-/// Splits a text into words. A command in backticks is one word, so that it can be
-/// copied.
-fn words_and_commands(text: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut is_command = false;
-    for word in text.split(' ') {
-        match words.last_mut().filter(|_| is_command) {
-            Some(command) => {
-                command.push(' ');
-                command.push_str(word);
-            }
-            None => words.push(word.to_owned()),
+        if !is_string && matches!(c, ',' | ':') {
+            out.push(' ');
         }
-        is_command ^= word.matches('`').count() % 2 == 1;
+        is_string ^= c == '"' && !is_escaped;
+        is_escaped = is_string && c == '\\' && !is_escaped;
     }
-    words
+    out
 }
 
 /// Formats JSON with a line per field; every token stays as it is.
@@ -385,11 +365,9 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_broken_between_words_but_never_inside_a_command() {
-        let text = format!("{} `posthaste dead-letters replay dlv_1` tries it again", "a word ".repeat(9).trim());
-        let lines: Vec<String> = wrapped(&text, "  ").lines().map(str::to_owned).collect();
-        assert_eq!(lines[1], "    `posthaste dead-letters replay dlv_1` tries it again");
-        assert!(lines[0].starts_with("  a word") && lines[0].ends_with("word"), "{lines:?}");
+    fn a_filter_can_be_broken_between_its_parts() {
+        let json = r#"{"all":[{"path":"/a, b:c\\","equals":"x \"y:z"},  {"path":"/b"}]}"#;
+        assert_eq!(spaced(json), r#"{"all": [{"path": "/a, b:c\\", "equals": "x \"y:z"}, {"path": "/b"}]}"#);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Builds requests to the API: JSON bodies, filters, pages and times.
 
+use anyhow::bail;
 use jiff::Timestamp;
 use serde::Serialize;
 use url::Url;
 
+use super::failure::CommandFailure;
 use crate::clock::{Clock, SystemClock};
 use crate::model::parse_fault::json_fault;
 use crate::model::span::Span;
@@ -73,10 +75,32 @@ pub struct PageArgs {
 
 impl TimeRangeArgs {
     /// Adds the arguments to a list's URL.
-    pub fn ask(&self, url: &mut Url) {
+    pub fn ask(&self, url: &mut Url) -> anyhow::Result<()> {
+        self.check()?;
         let (since, until) = (self.since.map(|at| at.to_string()), self.until.map(|at| at.to_string()));
         ask(url, &[("since", since.as_deref()), ("until", until.as_deref())]);
         self.page.ask(url);
+        Ok(())
+    }
+
+    /// Refuses a range that ends before it begins.
+    pub fn check(&self) -> anyhow::Result<()> {
+        check_order("--since", self.since, "--until", self.until)
+    }
+}
+
+/// Refuses two times of which the first is after the second.
+pub fn check_order(
+    since_name: &str,
+    since: Option<Timestamp>,
+    until_name: &str,
+    until: Option<Timestamp>,
+) -> anyhow::Result<()> {
+    match since.zip(until).filter(|(since, until)| since > until) {
+        Some((since, until)) => bail!(CommandFailure::usage(format!(
+            "{since_name} ({since:.0}) is after {until_name} ({until:.0}), so nothing can match; swap them"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -186,6 +210,15 @@ mod tests {
         assert!(past_time("yesterday").unwrap_err().contains("such as 2h"));
         assert_eq!(future_time("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
         assert!(future_time("tomorrow, or the day after").unwrap_err().contains("such as 10m"));
+    }
+
+    #[test]
+    fn a_range_that_ends_before_it_begins_is_told_in_the_words_that_were_typed() {
+        let at = |text: &str| Some(past_time(text).unwrap());
+        let said = check_order("--since", at("1h"), "--until", at("2h")).unwrap_err().to_string();
+        assert!(said.starts_with("--since (") && said.contains(" is after --until ("), "{said}");
+        assert!(check_order("--since", at("2h"), "--until", at("1h")).is_ok());
+        assert!(check_order("--since", at("2h"), "--until", None).is_ok());
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! colours. A pipe or a file has no width and no colours.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 
+use super::wrap::wrapped_to;
 use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
@@ -46,12 +48,20 @@ impl Screen {
     /// Returns the place that standard output goes to. `COLUMNS` sets the width of a
     /// terminal, and `NO_COLOR` turns its colours off.
     pub fn of_stdout() -> Self {
-        let out = std::io::stdout();
+        Self::of(&std::io::stdout())
+    }
+
+    /// Returns the place that standard error goes to.
+    pub fn of_stderr() -> Self {
+        Self::of(&std::io::stderr())
+    }
+
+    fn of(out: &(impl IsTerminal + AsFd)) -> Self {
         if !out.is_terminal() {
             return Self::PLAIN;
         }
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
-        let reported = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        let reported = rustix::termios::tcgetwinsize(out).map_or(0, |size| usize::from(size.ws_col));
         let chosen = variable("COLUMNS").parse().unwrap_or(0);
         let width = [chosen, reported].into_iter().find(|width| *width > 0).unwrap_or(USUAL_WIDTH);
         let has_colour = variable("NO_COLOR").is_empty() && variable("TERM") != "dumb";
@@ -61,6 +71,12 @@ impl Screen {
     /// Returns the place with some columns taken away on the left.
     pub fn indented(self, columns: usize) -> Self {
         Self { width: self.width.map(|width| width.saturating_sub(columns).max(MIN_WIDTH)), ..self }
+    }
+
+    /// Breaks the lines of a text between words, where they are wider than the place.
+    pub fn fit(self, text: &str) -> String {
+        let Some(width) = self.width else { return text.to_owned() };
+        text.split('\n').map(|line| wrapped_to(line, "", width)).collect::<Vec<_>>().join("\n")
     }
 
     /// Colours a text, if the place shows colours.

@@ -10,12 +10,12 @@ use anyhow::Context;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::advice;
 use super::client::{Client, ClientArgs};
 use super::failure::CommandFailure;
 use super::output::{self, Column};
 use super::request::{JsonBody, future_time};
 use crate::model::parse_fault::json_fault;
-use crate::model::suggested_command::suggested_command;
 
 /// The event, and how often to send it.
 #[derive(Debug, clap::Args)]
@@ -72,7 +72,7 @@ const COLUMNS: &[Column] = &[
 pub async fn run(args: SendArgs) -> anyhow::Result<()> {
     let data = read_data(args.data, args.file.as_deref())?;
     check(&data)?;
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     match args.count {
         1 => send_once(&mut client, &args.event, &data).await,
         count => send_many(&mut client, &args.event, &data, count).await,
@@ -81,7 +81,8 @@ pub async fn run(args: SendArgs) -> anyhow::Result<()> {
 
 async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyhow::Result<()> {
     let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
-    output::record(client.format, &answer)?;
+    // Warnings get lines of their own, below.
+    output::extract(client.format, &answer, &["id", "type", "accepted_at", "deliveries", "duplicate"])?;
     let receipt = output::parse(&answer)?;
     for warning in receipt["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         output::done(client.format, warning)?;
@@ -89,7 +90,7 @@ async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyho
     if receipt["deliveries"] == 0 {
         let hint = format!(
             "it matched no endpoint; `{}` says why",
-            suggested_command(&client.tenant, "events matches", &output::text(&receipt, "id"))
+            advice::command(&client.tenant, "events matches", &output::text(&receipt, "id"))
         );
         output::done(client.format, &hint)?;
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
+use super::chosen_gateway::AddressFile;
 use super::contexts_file::remember_gateway;
+use super::screen::Screen;
 use crate::app::{App, StartOptions};
 use crate::config::{self, PartialSettings, Settings};
 use crate::telemetry;
@@ -29,7 +31,6 @@ pub struct ServeArgs {
 
 /// Runs the gateway until SIGTERM or ctrl-c; a second signal ends it at once.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
-    config::environment::check()?;
     let file = config::read_file(args.config.as_deref())?;
     let (settings, settings_in_force) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
@@ -61,6 +62,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         stop.notify_one();
     };
+    let _address = AddressFile::write(&settings.data.0, app.address);
     print_banner(&app, &settings);
 
     if !is_stopped {
@@ -96,7 +98,7 @@ fn print_banner(app: &App, settings: &Settings) {
     text += &context_notice(app, settings);
     let version = env!("CARGO_PKG_VERSION");
     text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.store_description);
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    let _ = std::io::stdout().write_all(Screen::of_stdout().fit(&text).as_bytes());
     info!(address = %app.address, store = %app.store_description, "serving");
 }
 

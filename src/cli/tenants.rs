@@ -3,13 +3,13 @@
 use clap::Subcommand;
 use http::Method;
 
+use super::advice;
 use super::client::{Client, ClientArgs};
 use super::confirm::{ConfirmArgs, cancelled, counted};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column};
 use super::request::{JsonBody, json, rate};
 use crate::model::id::TenantId;
-use crate::model::suggested_command::suggested_command;
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
@@ -108,7 +108,8 @@ const COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    args.access.refuse_tenant("tenants are named by their id alone, such as `posthaste tenants get acme`")?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         TenantsAction::List => {
@@ -129,7 +130,7 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
                     ExitReason::Refused,
                     format!(
                         "tenant {id} is there already; `{}` shows it",
-                        suggested_command("default", "tenants get", &id)
+                        advice::command("default", "tenants get", &id)
                     )
                 )
             );

@@ -1,11 +1,15 @@
 //! `posthaste tokens`: creates, lists and revokes API tokens.
 
+use anyhow::bail;
 use clap::Subcommand;
 use http::Method;
 
 use super::client::ClientArgs;
+use super::failure::CommandFailure;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask, future_time};
+use crate::model::named_enum::NamedEnum;
+use crate::model::token::Right;
 
 /// What to do with tokens.
 #[derive(Debug, clap::Args)]
@@ -54,10 +58,11 @@ const COLUMNS: &[Column] = &[
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     let format = client.format;
     match args.action {
         TokensAction::Create { gateway, rights, expires_at, name } => {
+            check_rights(gateway, &rights)?;
             let url = client.url(&["tokens"])?;
             let body = JsonBody::default()
                 .field("tenant", Some(&client.tenant).filter(|_| !gateway))
@@ -78,5 +83,21 @@ pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
             client.call(Method::DELETE, url, None).await?;
             output::done(format, &format!("revoked {id}"))
         }
+    }
+}
+
+/// Refuses rights that belong to the other kind of token, in the words of the command
+/// line.
+fn check_rights(is_of_gateway: bool, rights: &[String]) -> anyhow::Result<()> {
+    let known = |right: &String| Right::ALL.iter().copied().find(|known| known.as_str() == right);
+    let misplaced = rights.iter().filter_map(known).find(|right| right.is_of_gateway() != is_of_gateway);
+    match misplaced {
+        Some(right) if is_of_gateway => bail!(CommandFailure::usage(format!(
+            "{right} is a right in a tenant; leave out --gateway, or use admin, admin_read or tenants"
+        ))),
+        Some(right) => bail!(CommandFailure::usage(format!(
+            "{right} is a right of the gateway's own tokens; add --gateway and --name, or use publish, manage and read"
+        ))),
+        None => Ok(()),
     }
 }

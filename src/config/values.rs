@@ -126,6 +126,9 @@ pub struct Count(pub usize);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(pub String);
 
+/// Parts of the program that a log filter can name.
+const PARTS: &[&str] = &["api", "app", "cli", "clock", "config", "lifecycle", "metrics", "model", "store", "telemetry"];
+
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -363,6 +366,13 @@ impl FromStr for LogFilter {
         let is_level = |part: &str| part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
         if let Some(word) = parts().find(|part| !part.contains(['=', '[']) && !is_level(part)) {
             return Err(refusal(&format!("{word:?} is not a level")));
+        }
+        let unknown = parts().find_map(|part| {
+            let module = part.split(['=', '[']).next()?.strip_prefix("posthaste::")?.split("::").next()?;
+            (!PARTS.contains(&module)).then_some(module)
+        });
+        if let Some(module) = unknown {
+            return Err(refusal(&format!("posthaste has no part {module:?}; it has {}", PARTS.join(", "))));
         }
         if !parts().any(|part| is_level(part) || part.contains('[') || part.starts_with("posthaste")) {
             return Err(refusal("nothing of posthaste itself would be logged"));

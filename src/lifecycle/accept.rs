@@ -156,11 +156,16 @@ impl AcceptRefusal {
     }
 }
 
+/// Says that a field differs. Only the name of the endpoints is a plural.
+pub fn differing(field: &str) -> String {
+    format!("{field} {}", if field == "endpoints" { "differ" } else { "differs" })
+}
+
 /// Returns the end of a sentence that says which fields differ.
 fn name_differences(fields: &[&str]) -> String {
     match fields {
         [] => String::new(),
-        [one] => format!(" ({one} differs)"),
+        [one] => format!(" ({})", differing(one)),
         [most @ .., last] => format!(" ({} and {last} differ)", most.join(", ")),
     }
 }

@@ -290,14 +290,17 @@ impl OpenCause {
     }
 }
 
+/// What follows when a breaker closes, as its health says, too.
+const RAMPS_UP: &str = "it ramps up from one request at a time";
+
 impl CloseCause {
     fn reason(&self) -> String {
         match self {
-            Self::Person { note } => note_or(note, "closed by a person"),
-            Self::Resumed { note } => note_or(note, "resumed"),
-            Self::UrlChanged => "its URL was changed".to_owned(),
+            Self::Person { note } => format!("{}; {RAMPS_UP}", note_or(note, "closed by a person")),
+            Self::Resumed { note } => format!("{}; {RAMPS_UP}", note_or(note, "resumed")),
+            Self::UrlChanged => format!("its URL was changed; {RAMPS_UP}"),
             Self::SwitchedOff => "its breaker was switched off".to_owned(),
-            Self::Probe { answer } => format!("the probe {answer}; it ramps up from one request at a time"),
+            Self::Probe { answer } => format!("the probe {answer}; {RAMPS_UP}"),
         }
     }
 }
@@ -346,8 +349,10 @@ mod tests {
         ];
         for (event, without) in events {
             let noted = event(Some("moving house".into()));
-            assert_eq!((noted.reason().as_deref(), noted.by()), (Some("moving house"), Actor::Person));
-            assert_eq!(event(None).reason().as_deref(), Some(without));
+            let then =
+                if matches!(noted, EndpointEvent::BreakerClosed(_)) { format!("; {RAMPS_UP}") } else { String::new() };
+            assert_eq!((noted.reason(), noted.by()), (Some(format!("moving house{then}")), Actor::Person));
+            assert_eq!(event(None).reason(), Some(format!("{without}{then}")));
         }
     }
 }

@@ -339,7 +339,7 @@ fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String,
             ("gt" | "lt", _) => return refuse(name, "gt and lt take a number or a text"),
             ("prefix", Value::String(text)) => tests.push(FilterTest::Prefix(text.clone())),
             ("prefix", _) => return refuse("prefix", "prefix takes a text"),
-            _ => return refuse(name, "not a test; use equals, in, exists, gt, lt or prefix"),
+            _ => return refuse(name, &format!("{name:?} is not a test; use equals, in, exists, gt, lt or prefix")),
         }
     }
     match path {

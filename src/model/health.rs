@@ -175,6 +175,13 @@ impl EndpointHealth {
         }
     }
 
+    /// Whether a person opened the breaker, for a time or until it is closed.
+    pub fn is_opened_by_person(&self) -> bool {
+        // Only a person's change begins a generation with an open breaker.
+        self.is_forced()
+            || matches!(self.phase, BreakerPhase::Open { .. }) && self.from.is_some_and(|from| self.since == Some(from))
+    }
+
     fn is_ramp_over(&self, now: Timestamp) -> bool {
         let changed_at = self.stepped_at.max(self.since);
         changed_at.is_some_and(|changed_at| now.as_millisecond() - changed_at.as_millisecond() >= RAMP_MAX_MS)

@@ -11,13 +11,18 @@ pub const TIME_EXAMPLE: &str = "2026-01-31T12:00:00Z";
 
 /// Returns what is wrong with a text that is not JSON.
 pub fn json_fault(text: &[u8], problem: &serde_json::Error) -> String {
+    json_fault_below(text, problem, 0)
+}
+
+/// Returns what is wrong with a text that is not JSON and stands below other lines.
+pub fn json_fault_below(text: &[u8], problem: &serde_json::Error, lines_before: usize) -> String {
     if text.trim_ascii().is_empty() {
         return "it is empty".to_owned();
     }
     if problem.is_eof() {
         return format!(
             "it ends too early, in line {}; a quote, a bracket or a brace is not closed",
-            problem.line().max(1)
+            lines_before + problem.line().max(1)
         );
     }
     let message = problem.to_string();
@@ -37,12 +42,15 @@ pub fn json_fault(text: &[u8], problem: &serde_json::Error) -> String {
         text if text.starts_with("control character") => {
             "a text contains a line break or a control character; write \\n"
         }
-        text if text.contains("surrogate") || text.contains("hex escape") || text.contains("code point") => {
-            "a \\u escape names no character"
-        }
+        text if is_bad_escape(text) => "a \\u escape names no character",
         other => other,
     };
-    format!("line {}, column {}: {fault}", problem.line(), problem.column())
+    format!("line {}, column {}: {fault}", lines_before + problem.line(), problem.column())
+}
+
+/// Whether the parser speaks of a `\u` escape, such as a half of a pair.
+fn is_bad_escape(message: &str) -> bool {
+    ["surrogate", "hex escape", "code point"].iter().any(|word| message.contains(word))
 }
 
 /// Returns what is wrong with valid JSON that does not fit, from the message
@@ -51,6 +59,15 @@ pub fn data_fault(message: &str) -> String {
     let message = message.split(" at line ").next().unwrap_or_default();
     if message == "expected value" {
         return "the value is of a wrong type or shape".to_owned();
+    }
+    if is_bad_escape(message) {
+        return "it is a text with a \\u escape that names no character; write the character itself".to_owned();
+    }
+    if message == "number out of range" {
+        return "it is a number larger than any that is read; use a smaller one".to_owned();
+    }
+    if let Some(name) = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("{name} is given twice; keep one");
     }
     if let Some((name, accepted)) =
         message.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
@@ -68,6 +85,7 @@ pub fn data_fault(message: &str) -> String {
         "a string" => "a text",
         "a sequence" => "a list",
         "a map" => "an object",
+        "map with a single key" => "an object with exactly one field",
         object if object.starts_with("struct ") => "an object",
         word if word.starts_with("enum ") || word == "string or map" => "a text",
         other => other,
@@ -163,6 +181,19 @@ mod tests {
             let said = json_fault(text.as_bytes(), &problem);
             assert!(said.contains(fault), "{text:?}: {said} ({problem})");
             assert!(!["EOF", "expected", "parsing"].iter().any(|raw| said.contains(raw)), "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_without_the_parsers_words() {
+        for (message, fault) in [
+            ("unexpected end of hex escape at line 1 column 9", "a \\u escape that names no character"),
+            ("lone leading surrogate in hex escape", "a \\u escape that names no character"),
+            ("number out of range at line 1 column 3", "use a smaller one"),
+            ("duplicate field `type` at line 1 column 3", "type is given twice; keep one"),
+            ("invalid value: map, expected map with a single key", "use an object with exactly one field"),
+        ] {
+            assert!(data_fault(message).contains(fault), "{message}: {}", data_fault(message));
         }
     }
 

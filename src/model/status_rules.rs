@@ -331,6 +331,21 @@ impl StatusRules {
                 action.as_str(),
                 action.as_str()
             )),
+            _ => self.check_usual_success(),
+        }
+    }
+
+    /// Refuses rules by which the usual success does not count, unless they say what
+    /// does: most likely it is a mistake, and every event is sent again and again.
+    fn check_usual_success(&self) -> Result<(), String> {
+        let is_2xx = |codes: &StatusCodes| matches!(codes, StatusCodes::Exact(200..300) | StatusCodes::Class(2));
+        let names_success = self.overrides.iter().any(|(codes, action)| is_2xx(codes) && *action == Deliver);
+        match self.overrides.get(&StatusCodes::Exact(200)) {
+            Some(action) if *action != Deliver && !names_success => Err(format!(
+                "status_rules has 200 as {action}, so the usual success would not count as delivered; leave 200 out, \
+                 or name the codes that count, such as {{\"200\":\"{action}\",\"204\":\"deliver\"}}",
+                action = action.as_str()
+            )),
             _ => Ok(()),
         }
     }

@@ -7,7 +7,17 @@ use super::id::TenantId;
 /// `posthaste dead-letters replay dlv_… --tenant acme`. The default tenant is not
 /// named, because the command line means it anyway.
 pub fn suggested_command(tenant: &str, verb: &str, id: &str) -> String {
-    let tenant = if tenant == TenantId::DEFAULT { String::new() } else { format!(" {}", option("--tenant", tenant)) };
+    command(Some(tenant).filter(|tenant| *tenant != TenantId::DEFAULT), verb, id)
+}
+
+/// Returns a command about something of a tenant, for readers of whose shell nothing
+/// is known: it names the default tenant as well.
+pub fn command_anywhere(tenant: &str, verb: &str, id: &str) -> String {
+    command(Some(tenant), verb, id)
+}
+
+fn command(tenant: Option<&str>, verb: &str, id: &str) -> String {
+    let tenant = tenant.map(|tenant| format!(" {}", option("--tenant", tenant))).unwrap_or_default();
     // A word that begins with a dash is an option, unless `--` is before it.
     if id.starts_with('-') {
         return format!("posthaste {verb}{tenant} -- {}", quoted(id));
@@ -39,6 +49,7 @@ mod tests {
     #[test]
     fn a_command_names_every_tenant_but_the_default() {
         assert_eq!(suggested_command("default", "explain", "dlv_1"), "posthaste explain dlv_1");
+        assert_eq!(command_anywhere("default", "explain", "dlv_1"), "posthaste explain dlv_1 --tenant default");
         assert_eq!(suggested_command("acme", "explain", "dlv_1"), "posthaste explain dlv_1 --tenant acme");
         assert_eq!(suggested_command("acme", "deliveries list", ""), "posthaste deliveries list --tenant acme");
     }

@@ -252,7 +252,7 @@ async fn addresses_methods_tokens_and_parameters_are_checked() {
     client.get("/v1/tenants/default/dead-letters?state=dead").await.expect(200);
     for (query, code, says) in [
         ("state=waiting", "invalid_field", "state is waiting, and dead letters are dead"),
-        ("finished_since=yesterday", "invalid_field", "finished_since is not RFC 3339"),
+        ("finished_since=yesterday", "invalid_field", "finished_since \"yesterday\" is not RFC 3339"),
         ("colour=red", "unknown_field", "`finished_until`, `limit`, `cursor`"),
         ("limit=many", "invalid_field", "limit is not a whole number"),
         ("key=a&key=b", "invalid_field", "key is given twice"),
@@ -336,7 +336,11 @@ async fn a_list_passes_for_no_object_of_any_request() {
                 let problem = answer.problem(422, "invalid_field");
                 let told = format!("{method} {path} {document}: {problem}");
                 assert_eq!(problem["errors"][0]["pointer"], pointer, "{told}");
-                let name = pointer.rsplit('/').next().filter(|name| !matches!(*name, "" | "0")).unwrap_or("the body");
+                let name = pointer
+                    .rsplit('/')
+                    .next()
+                    .filter(|name| !matches!(*name, "" | "0"))
+                    .unwrap_or(if pointer == "/0" { "the event" } else { "the body" });
                 let detail = problem["errors"][0]["detail"].as_str().unwrap();
                 assert!(
                     detail.contains(name) && detail.contains("an object") && detail.ends_with("it is a list"),
@@ -375,7 +379,8 @@ async fn what_cannot_be_parsed_is_told_in_plain_words_with_an_example() {
     const SUCH_AS: &str = "is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z";
     for query in ["since=yesterday", "until=2026-01-31", "since="] {
         let problem = client.get(&format!("{EVENTS}?{query}")).await.problem(422, "invalid_field");
-        says(&problem, &format!("{} {SUCH_AS}", query.split('=').next().unwrap()));
+        let (name, value) = query.split_once('=').unwrap();
+        says(&problem, &format!("{name} {value:?} {SUCH_AS}"));
     }
     for expires_at in [json!("tomorrow"), json!(5)] {
         let token = json!({"tenant": "default", "rights": ["read"], "expires_at": expires_at});
@@ -387,6 +392,67 @@ async fn what_cannot_be_parsed_is_told_in_plain_words_with_an_example() {
         let problem = client.post_json(ENDPOINTS, &json!({"url": url})).await.problem(422, "invalid_field");
         says(&problem, told);
     }
+}
+
+#[tokio::test]
+async fn a_parsers_own_words_reach_nobody() {
+    let gateway = Gateway::start().await;
+    let (endpoints, events) = ("/v1/tenants/default/endpoints", "/v1/tenants/default/events");
+    let batch = "/v1/tenants/default/events/batch";
+    let with = |field: &str| format!(r#"{{"url":"http://127.0.0.1:1/",{field}}}"#);
+    for (path, body, pointer, words) in [
+        (endpoints, with(r#""description":"\ud800""#), "/description", "description is a text with a \\u escape"),
+        (endpoints, with(r#""max_in_flight":1e999"#), "/max_in_flight", "max_in_flight is a number larger than any"),
+        (endpoints, with(r#""max_in_flight":-1"#), "/max_in_flight", "use a whole number from 1 to 1,000"),
+        (endpoints, with(r#""max_in_flight":1.5"#), "/max_in_flight", "max_in_flight is 1.5; use a whole number"),
+        (
+            endpoints,
+            with(r#""max_in_flight":99999999999999999999"#),
+            "/max_in_flight",
+            "a whole number from 1 to 1,000",
+        ),
+        (endpoints, with(r#""retry":{"jitter":{}}"#), "/retry/jitter", "use an object with exactly one field"),
+        (endpoints, with(r#""filter":5"#), "/filter", r#"such as {"gt": 100, "path": "/amount"}"#),
+        (endpoints, with(r#""filter":{"path":"/a","eq":5}"#), "/filter/eq", r#""eq" is not a test; use equals"#),
+        (endpoints, with(r#""foo":5"#), "/foo", "`tls`, `secret`, `private_key`"),
+        (
+            endpoints,
+            with(r#""tls":{"ca":"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"}"#),
+            "/tls/ca",
+            "the certificate cannot be read; copy it again",
+        ),
+        ("/v1/tokens", r#"{"rights":5}"#.into(), "/rights", r#"rights must be a list, such as ["publish"]"#),
+        (events, r#"{"type":"a","type":"b","data":1}"#.into(), "/type", "type is given twice; keep one"),
+        (events, r#"{"type":"a","key":"\ud800","data":1}"#.into(), "/key", "key is a text with a \\u escape"),
+        (batch, r#"[{"type":"a","data":1},5]"#.into(), "/1", "the event must be an object"),
+    ] {
+        let code = if pointer == "/foo" { "unknown_field" } else { "invalid_field" };
+        let problem = gateway.client.post(path, body.clone()).await.problem(422, code);
+        let detail = problem["detail"].as_str().unwrap();
+        assert_eq!(problem["errors"][0]["pointer"], pointer, "{body}: {problem}");
+        assert!(detail.contains(words), "{body}: {detail}");
+    }
+    let two = r#"[{"type":"a b","data":1},{"type":"a b","data":1}]"#;
+    let twice = gateway.client.post(batch, two).await.problem(422, "invalid_field");
+    assert_eq!(twice["detail"].as_str().unwrap().matches("is not words of").count(), 1, "said once: {twice}");
+    assert_eq!(twice["errors"].as_array().map(Vec::len), Some(2), "{twice}");
+    let lines = gateway.client.post(batch, "{\"type\":\"a\",\"data\":1}\n\n{\"type\":").await;
+    let lines = lines.problem(400, "invalid_json");
+    assert!(
+        lines["detail"].as_str().unwrap().contains("the event is not JSON: it ends too early, in line 3"),
+        "{lines}"
+    );
+    let marked = gateway.client.post(events, "\u{feff}{\"type\":\"a\",\"data\":1}").await.problem(400, "invalid_json");
+    assert!(marked["detail"].as_str().unwrap().contains("byte order mark"), "{marked}");
+
+    let missing = gateway.client.get("/v1/find").await.problem(422, "invalid_field");
+    assert_eq!(
+        (&missing["errors"][0]["pointer"], &missing["detail"]),
+        (&json!("?id"), &json!("id is missing; add ?id= and its value to the path"))
+    );
+    let plus = gateway.client.get(&format!("{events}?since=2026-11-15T08:00:00+01:00")).await;
+    let plus = plus.problem(422, "invalid_field")["detail"].as_str().unwrap().to_owned();
+    assert!(plus.contains(r#"since "2026-11-15T08:00:00 01:00" is not RFC 3339"#) && plus.contains("%2B"), "{plus}");
 }
 
 #[tokio::test]
@@ -488,7 +554,7 @@ async fn a_value_of_another_kind_is_told_with_an_example_of_the_right_one() {
         (
             client.patch_json(&endpoint, &json!({"max_in_flight": -1})).await,
             "/max_in_flight",
-            "it is the number -1; use a whole number from 0 on",
+            "max_in_flight is -1; use a whole number from 1 to 1,000",
         ),
         (
             client.post_json("/v1/policies/preview", &json!({"preset": 1})).await,

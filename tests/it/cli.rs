@@ -340,10 +340,150 @@ async fn errors_are_one_sentence_with_a_way_out() {
 }
 
 #[tokio::test]
+async fn the_environment_is_told_apart_from_the_command_line() {
+    let said = async |args: &[&str], name: &str, value: &str| {
+        let output = posthaste(args).env(name, value).output().await.expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+        text(&output.stderr)
+    };
+    for (name, meant) in [("POSTHASTE_TENNANT", "POSTHASTE_TENANT"), ("POSTHASTE_allow_http", "POSTHASTE_ALLOW_HTTP")] {
+        for args in [&["events", "list"][..], &["config"], &["serve", "--data", "/nonexistent/x"]] {
+            let said = said(args, name, "x").await;
+            assert!(said.contains(&format!("{name} means nothing; did you mean {meant}?")), "{args:?}: {said}");
+        }
+    }
+    let log = said(&["config"], "POSTHASTE_LOG", "loud").await;
+    assert!(log.contains("invalid value 'loud' for POSTHASTE_LOG in the environment"), "{log}");
+    let server = said(&["events", "list", "-o", "json"], "POSTHASTE_SERVER", "here").await;
+    assert!(server.contains("for POSTHASTE_SERVER in the environment") && !server.contains("--server"), "{server}");
+    let typed = said(&["config", "--log", "loud"], "POSTHASTE_LOG", "info").await;
+    assert!(typed.contains("for '--log <FILTER>'"), "{typed}");
+
+    let help = posthaste(&[]).output().await.expect("it runs");
+    assert_eq!(help.status.code(), Some(2));
+    assert!(text(&help.stdout).contains("Run the gateway") && help.stderr.is_empty(), "a pager shows it: {help:?}");
+}
+
+#[tokio::test]
+async fn errors_speak_of_what_was_typed() {
+    let gateway = Gateway::start().await;
+    let https = format!("https://{}", gateway.address);
+    for (args, code, words) in [
+        (&["tokens", "create", "--rights", "read,admin"][..], 2, "add --gateway and --name"),
+        (&["tokens", "create", "--rights", "read", "--gateway", "--name", "x"], 2, "leave out --gateway"),
+        (&["tokens", "create", "--rights", "read,shout"], 4, "(at --rights)"),
+        (&["events", "list", "--token", "wrong"], 5, "name another with --token-file, --token or POSTHASTE_TOKEN"),
+        (&["events", "list", "--server", &https], 6, "write http:// instead of https://"),
+        (&["dead-letters", "list", "--since", "1h", "--until", "2h"], 2, "is after --until ("),
+        (&["events", "list", "--since", "1h", "--until", "2h"], 2, "--since ("),
+        (&["config", "--of-gateway", "--retention", "3d"], 2, "--retention is a setting to start with"),
+        (&["listen", "--secret", "foo"], 2, "secret 1 of 1 is neither"),
+        (&["migrate-store", "--from", "/nonexistent"], 2, "name a PostgreSQL with --to"),
+        (&["endpoints", "create", "http://0.0.0.0:5/"], 4, "which is never called; use another url"),
+        (
+            &["endpoints", "create", "http://127.0.0.1:1/", "--status-rules", r#"{"200":"retry"}"#],
+            4,
+            "name the codes that count",
+        ),
+    ] {
+        let output = to_gateway(&gateway, args).output().await.unwrap();
+        let said = failed(args, &output);
+        assert!(said.contains(words), "{args:?}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        let is_api =
+            ["Authorization", "finished_since", "rustls", "corrupt", "(at /"].iter().any(|raw| said.contains(raw));
+        assert!(!is_api, "{args:?}: {said}");
+    }
+    let none = cli_output(&gateway, &["audit", "--resource", "ep_1"]).await;
+    assert_eq!(none, "no entries of tenant default about ep_1\n");
+    let here = asked(&gateway, &["config"]).await;
+    let there = asked(&gateway, &["config", "--of-gateway"]).await;
+    assert_eq!(
+        (&here["of"], &there["of"]),
+        (&json!("a gateway started here"), &json!(format!("http://{}", gateway.address)))
+    );
+    let late = cli_output(&gateway, &["send", "a.b", "--expires-at", "2020-01-01T00:00:00Z"]).await;
+    assert_eq!(late.matches("expires_at is in the past").count(), 1, "{late}");
+    let home = tempfile::tempdir().unwrap();
+    let set = ["context", "set", "a", "--server", "http://127.0.0.1:1", "-o", "json"];
+    let set = posthaste(&set).env("XDG_CONFIG_HOME", home.path()).output().await.unwrap();
+    let set: Value = serde_json::from_slice(&set.stdout).expect("JSON");
+    assert_eq!((&set["data"][0]["name"], &set["data"][0]["in_use"]), (&json!("a"), &json!(true)), "{set}");
+}
+
+#[tokio::test]
+async fn a_dead_letter_is_told_from_what_is_none() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(400)).await;
+    let ep = asked(&gateway, &["endpoints", "create", &receiver.url(), "--ordering", "none"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "one"]).await;
+    let dead = crate::support::eventually("a dead letter", async || {
+        let dead = asked(&gateway, &["dead-letters", "list"]).await["data"][0].clone();
+        if dead["id"].is_string() { Ok(dead) } else { Err("none yet".to_owned()) }
+    });
+    let dead = dead.await;
+    let told = cli_output(&gateway, &["explain", "one"]).await;
+    assert!(told.contains(&format!("It is delivery {}.", id(&dead))), "{told}");
+    assert!(told.contains("So it is a dead letter (refused)."), "{told}");
+    asked(&gateway, &["dead-letters", "discard", id(&dead)]).await;
+    let told = cli_output(&gateway, &["explain", id(&dead)]).await;
+    assert!(told.contains("So it became a dead letter (refused).") && !told.contains("So it is"), "{told}");
+    for args in [["dead-letters", "get", id(&dead)], ["dead-letters", "replay", id(&dead)]] {
+        let output = to_gateway(&gateway, &args).output().await.unwrap();
+        let said = failed(&args, &output);
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        assert!(said.contains("cancelled and not a dead letter") && said.contains("`posthaste "), "{said}");
+    }
+    asked(&gateway, &["endpoints", "open-breaker", id(&ep), "--for", "1h"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "two"]).await;
+    let told = cli_output(&gateway, &["explain", "two"]).await;
+    assert!(told.starts_with("Waiting: a person opened its endpoint's breaker; the next probe"), "{told}");
+    asked(&gateway, &["endpoints", "close-breaker", id(&ep)]).await;
+    let history = asked(&gateway, &["endpoints", "history", id(&ep)]).await;
+    assert_eq!(history["data"][0]["reason"], "closed by a person; it ramps up from one request at a time");
+}
+
+#[tokio::test]
+async fn a_rotation_says_how_long_the_old_secret_signs_and_what_to_paste() {
+    let gateway = Gateway::start().await;
+    let create = ["endpoints", "create", "http://127.0.0.1:1/", "--signing", "ed25519", "--signature", "github"];
+    let shown = cli_output(&gateway, &create).await;
+    assert!(
+        shown.contains("export WEBHOOK_PUBLIC_KEY=whpk_") && shown.contains("export WEBHOOK_SECRET=whsec_"),
+        "{shown}"
+    );
+    assert!(!shown.contains("docs/"), "an installed program has no docs folder: {shown}");
+    let ep = asked(&gateway, &["endpoints", "list"]).await["data"][0].clone();
+    let shown = cli_output(&gateway, &["endpoints", "rotate", id(&ep), "--overlap", "2h"]).await;
+    assert!(shown.contains("The old secret signs as well until ") && shown.contains("(in 2h)"), "{shown}");
+    assert!(
+        shown.contains("export WEBHOOK_PUBLIC_KEY=whpk_") && shown.contains("export WEBHOOK_SECRET=whsec_"),
+        "{shown}"
+    );
+    let shown = cli_output(&gateway, &["endpoints", "rotate", id(&ep), "--overlap", "0s"]).await;
+    assert!(shown.contains("The old secret does not sign any more"), "{shown}");
+    let bare = gateway.create_endpoint(json!({"url": "http://127.0.0.1:1/", "signatures": []})).await;
+    assert_eq!(bare["signatures"], json!(["standard"]), "it always signs");
+}
+
+#[tokio::test]
+async fn data_is_not_forgotten_by_a_slip() {
+    let gateway = Gateway::start().await;
+    asked(&gateway, &["send", "a.b", "--id", "one", "{\"n\":1}"]).await;
+    let expunge = ["events", "expunge", "one"];
+    let output = to_gateway(&gateway, &expunge).output().await.unwrap();
+    let said = failed(&expunge, &output);
+    assert!(said.contains("forgets the data of event one of tenant default for good"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(asked(&gateway, &["events", "get", "one"]).await["data"], json!({"n": 1}));
+    assert!(cli_output(&gateway, &["events", "expunge", "one", "--yes"]).await.contains("is forgotten"));
+}
+
+#[tokio::test]
 async fn programs_are_told_errors_as_problems() {
     let gateway = Gateway::start().await;
     for (args, code, words) in [
-        (&["events", "get", "nothing", "-o", "json"][..], "not_found", "no such event"),
+        (&["events", "get", "nothing", "-o", "json"][..], "not_found", "no event nothing in any tenant"),
         (&["-o", "json", "endpoints", "create", "ftp://example.com/"], "invalid_field", "url"),
         (&["events", "list", "--token", "wrong", "-o", "json"], "unauthenticated", "token"),
         (&["events", "list", "--server", "http://127.0.0.1:1", "-ojson"], "unreachable", "nothing listens"),
@@ -390,10 +530,12 @@ async fn a_gateway_tells_the_settings_it_has_in_force_and_where_they_came_from()
     assert_eq!((of("hold-max"), of("retention")), (pair("72h", "flag"), pair("9d", "environment")));
     assert_eq!(of("pause-refusals"), pair("100", "default"));
     assert!(!answer.to_string().contains("hush"), "{answer}");
-    let printed = cli_output(&gateway, &["config", "--of-gateway", "--retention", "1h"]).await;
+    let printed = cli_output(&gateway, &["config", "--of-gateway"]).await;
     assert!(printed.starts_with(&format!("# In force at http://{}.\n", gateway.address)), "{printed}");
     assert!(printed.contains("retention = \"9d\"  # environment\n"), "this shell's settings are not shown: {printed}");
-    assert_eq!(asked(&gateway, &["config", "--of-gateway"]).await, answer);
+    let mut printed = asked(&gateway, &["config", "--of-gateway"]).await;
+    assert!(printed.as_object_mut().unwrap().remove("of").is_some(), "it says whose they are");
+    assert_eq!(printed, answer);
 }
 
 #[tokio::test]

@@ -107,6 +107,28 @@ async fn pasted(gateway: &Gateway, command: &str) -> String {
     succeeded(&[command], &shell.kill_on_drop(true).output().await.unwrap())
 }
 
+#[tokio::test]
+async fn what_is_advised_names_the_gateway_and_the_tenant_that_it_was_advised_for() {
+    let (gateway, folder) = (Gateway::start().await, tempfile::tempdir().unwrap());
+    asked(&gateway, &["endpoints", "create", "http://127.0.0.1:1/"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "one"]).await;
+    let (server, file) = (format!("http://{}", gateway.address), gateway.folder().join("admin-token"));
+    let named = ["--server", &server, "--token-file", file.to_str().unwrap()];
+    let mut command = posthaste(&[&["explain", "one", "--tenant", "default"], &named[..]].concat());
+    command.env("POSTHASTE_TENANT", "shop-eu").current_dir(folder.path());
+    let printed = succeeded(&["explain"], &command.output().await.unwrap());
+    let commands = advised(&printed);
+    assert!(!commands.is_empty(), "{printed}");
+    for command in commands {
+        // Pasted where nothing else names the gateway.
+        let words: Vec<&str> = command.split(' ').skip(1).collect();
+        let mut pasted = posthaste(&words);
+        pasted.env("POSTHASTE_TENANT", "shop-eu").current_dir(folder.path());
+        let output = pasted.output().await.unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
+}
+
 async fn what_is_advised_works_when_pasted_in_every_tenant() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Status(400)).await;

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::cli::{asked, cli_output, failed, posthaste, to_gateway};
-use crate::support::{Gateway, PATIENCE, Receiver, Reply, eventually};
+use crate::support::{Client, Gateway, PATIENCE, Receiver, Reply, eventually};
 
 for_every_store! {
     an_id_is_enough_for_whoever_administers_the_gateway,
@@ -105,12 +105,45 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     let said = fails(&["find", "nothing"]).await;
     assert!(said.contains("in any tenant; ids of tenants, endpoints, secrets, events, deliveries"), "{said}");
     let said = fails(&["explain", "nothing"]).await;
-    assert!(said.contains("there is no delivery and no event nothing in tenant default"), "{said}");
-    let read = ["deliveries", "get", "dlv_00000000000000000000000000", "--token", token["token"].as_str().unwrap()];
-    let said = fails(&read).await;
-    assert!(said.contains("there is no tenant default; --tenant names another tenant"), "{said}");
-    let said = fails(&[&read[..], &["--tenant", "acme"]].concat()).await;
+    assert!(said.contains("there is no delivery and no event nothing in any tenant"), "{said}");
+    let unknown = "dlv_00000000000000000000000000";
+    for (kind, args) in [
+        ("delivery", ["deliveries", "get", unknown]),
+        ("event", ["events", "get", "nothing"]),
+        ("endpoint", ["endpoints", "get", "ep_00000000000000000000000000"]),
+        ("delivery", ["dead-letters", "get", unknown]),
+    ] {
+        let said = fails(&args).await;
+        assert!(said.contains(&format!("there is no {kind} {} in any tenant", args[2])), "{args:?}: {said}");
+    }
+    for args in [&["explain", "nothing"][..], &["explain", unknown], &["events", "get", "x"], &["events", "list"]] {
+        let said = fails(&[args, &["--tenant", "nosuch"]].concat()).await;
+        assert!(said.contains("there is no tenant nosuch; `posthaste tenants list`"), "{args:?}: {said}");
+    }
+
+    // A tenant's token is enough to say which tenant is meant.
+    let with_token = ["--token", token["token"].as_str().unwrap()];
+    let said = fails(&[&["deliveries", "get", unknown], &with_token[..]].concat()).await;
     assert!(said.contains("there is no such delivery in tenant acme"), "{said}");
+    for args in [["deliveries", "get", id(&delivery)], ["events", "get", "order-7"]] {
+        assert_eq!(asked(&gateway, &[&args, &with_token[..]].concat()).await["id"], args[2]);
+    }
+    let own = Client::new(gateway.address, with_token[1]).get("/v1/token").await.expect(200);
+    assert_eq!(own["tenant"], "acme", "{own}");
+    let own = gateway.client.get("/v1/token").await.expect(200);
+    assert_eq!((&own["tenant"], &own["rights"]), (&Value::Null, &json!(["admin"])), "{own}");
+    Client::new(gateway.address, "wrong").get("/v1/token").await.problem(401, "unauthenticated");
+
+    // A tenant that means nothing to a command is not ignored.
+    let said = fails(&["find", "order-7", "--tenant", "default"]).await;
+    assert!(said.contains("nothing with the id order-7 in tenant default"), "{said}");
+    for args in [&["tenants", "list"][..], &["cluster"], &["config"], &["context"]] {
+        let said = fails(&[args, &["--tenant", "acme"]].concat()).await;
+        assert!(said.contains("--tenant acme means nothing here"), "{args:?}: {said}");
+    }
+    let entries = asked(&gateway, &["audit", "--all", "--tenant", "acme"]).await;
+    let entries = entries["data"].as_array().unwrap();
+    assert!(!entries.is_empty() && entries.iter().all(|entry| entry["tenant"] == "acme"), "{entries:?}");
 
     // Ids of events are unique within their tenant alone.
     asked(&gateway, &["tenants", "create", "zeta"]).await;
@@ -124,6 +157,8 @@ async fn an_id_is_enough_for_whoever_administers_the_gateway() {
     assert_eq!((&found["tenant"], &found["path"]), (&json!("acme"), &Value::Null), "{found}");
     assert!(found["deleted_at"].is_string(), "{found}");
     assert!(suggestion_works(&gateway, id(&endpoint)).await.contains("endpoint.deleted"));
+    let said = fails(&["endpoints", "get", id(&endpoint)]).await;
+    assert!(said.contains("of tenant acme was deleted; `posthaste audit --all --resource"), "{said}");
 }
 
 /// Pastes the command that `posthaste find` suggests for an id; returns what it shows.
@@ -194,6 +229,31 @@ async fn a_gateway_that_was_started_on_a_terminal_is_found_from_any_folder() {
     assert!(run(&["tenants", "list"]).await.contains("default"));
     run(&["context", "remove", "production"]).await;
     assert!(!run(&["context", "list"]).await.contains("production"));
+}
+
+#[tokio::test]
+async fn a_gateway_that_was_started_without_a_terminal_is_found_from_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = crate::servers::guard::free_port();
+    let mut serve = posthaste(&["serve", "--listen", &format!("127.0.0.1:{port}")]);
+    let mut gateway = serve.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let file = folder.path().join("posthaste-data/address");
+    eventually("the address to be written", || async {
+        std::fs::read_to_string(&file).map_err(|problem| problem.to_string())
+    })
+    .await;
+    let run = async |args: &[&str]| {
+        let output = posthaste(args).current_dir(folder.path()).output().await.unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&["tenants", "list"]).await.contains("default"));
+    assert!(run(&["context"]).await.contains(&format!("http://127.0.0.1:{port}")), "the context tells the truth");
+    kill_process(Pid::from_raw(gateway.id().unwrap().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    gateway.wait().await.unwrap();
+    assert!(!file.exists(), "a clean stop removes it");
+    std::fs::write(folder.path().join("posthaste.toml"), "listen = \"0.0.0.0:18499\"\n").unwrap();
+    assert!(run(&["context"]).await.contains("http://127.0.0.1:18499"), "the settings file is read by commands, too");
 }
 
 /// Ends the gateway whose process id is in this file, which may outlive its terminal.

@@ -56,7 +56,7 @@ impl Listener {
         let id = self.process.id().expect("it runs");
         let id = rustix::process::Pid::from_raw(id as i32).expect("a process id");
         rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it can be signalled");
-        let totals = self.line_with("distinct events").await;
+        let totals = self.line_with("distinct event").await;
         assert!(self.process.wait().await.expect("it ends").success());
         totals
     }
@@ -103,7 +103,7 @@ async fn a_listener_refuses_as_told_then_applies_once_and_knows_the_replay() {
     let totals = listener.stop().await;
     assert_eq!(
         totals,
-        "4 requests, 1 distinct events, 1 applied, 2 repeats, 1 duplicates, 0 refused signatures, 0 dropped"
+        "4 requests, 1 distinct event, 1 applied, 2 repeats, 1 duplicate, 0 refused signatures, 0 dropped"
     );
 }
 
@@ -119,7 +119,7 @@ async fn a_listener_with_another_secret_refuses_what_comes() {
     let dead = gateway.wait_for_state("forged", "dead").await;
     assert_eq!((&dead["cause"], &dead["last_status"]), (&json!("refused"), &json!(400)));
     let totals = listener.stop().await;
-    assert!(totals.contains("0 applied") && totals.contains("1 refused signatures"), "{totals}");
+    assert!(totals.contains("0 applied") && totals.contains("1 refused signature"), "{totals}");
 }
 
 #[tokio::test]

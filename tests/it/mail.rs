@@ -334,7 +334,10 @@ async fn the_gateway_does_not_start_with_mail_settings_that_cannot_work() {
     let message = refused(&["--smtp", "smtp://ops@127.0.0.1"], &[]).await;
     assert!(message.contains("smtp-password-file"), "{message}");
     let message = refused(&[], &[("POSTHASTE_MAIL_FROM", "somebody")]).await;
-    assert!(message.contains("mail-from") && message.contains("<posthaste@example.com>"), "{message}");
+    assert!(
+        message.contains("POSTHASTE_MAIL_FROM in the environment") && message.contains("<posthaste@example.com>"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

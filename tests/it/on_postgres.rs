@@ -56,7 +56,7 @@ async fn five_nodes_that_start_at_once_agree_on_tables_key_token_and_tenants() {
     for node in starting {
         nodes.push(node.await.unwrap());
     }
-    assert_eq!(names(shared.path()), ["admin-token", "master-key"]);
+    assert_eq!(names(shared.path()), ["address", "admin-token", "master-key"]);
     for file in ["admin-token", "master-key"] {
         let mode = std::fs::metadata(shared.path().join(file)).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o600, "{file}");

@@ -135,9 +135,10 @@ async fn nothing_is_wider_than_the_terminal_and_nothing_is_cut() {
             assert!(output.status.success(), "{args:?}: {shown}");
             let shown = plain(&shown);
             assert!(shown.trim().lines().count() > 1, "{args:?} shows something: {shown}");
-            // Commands stay whole, so that they can be copied.
-            let is_command = |line: &str| line.contains('`') || line.starts_with("  posthaste ");
-            let wide = shown.lines().find(|line| line.chars().count() > columns && !is_command(line));
+            // Commands and single words stay whole, so that they can be copied.
+            let is_whole =
+                |line: &str| line.contains('`') || line.starts_with("  posthaste ") || !line.trim().contains(' ');
+            let wide = shown.lines().find(|line| line.chars().count() > columns && !is_whole(line));
             assert_eq!(wide, None, "{args:?} in {columns} columns:\n{shown}");
             // A line of its own says how many rows a preview leaves out.
             let is_cut = |line: &str| line.contains('…') && !line.trim_start().starts_with('…');
@@ -145,8 +146,11 @@ async fn nothing_is_wider_than_the_terminal_and_nothing_is_cut() {
         }
     }
     let listed = plain(&on_terminal(&gateway, 80, &["endpoints", "list"], "").await.1);
-    let joined: String = listed.split_whitespace().collect();
-    assert!(joined.contains(&"deep/".repeat(20)), "the whole URL is there: {listed}");
+    assert!(listed.contains(&"deep/".repeat(20)), "the whole URL is there, in one piece: {listed}");
+    let shown = on_terminal(&gateway, 80, &["tokens", "create", "--rights", "read"], "").await.1;
+    let token = shown.split_whitespace().find(|word| word.starts_with("pht_")).expect("a token").to_owned();
+    let mut with_token = to_gateway(&gateway, &["events", "list", "--token", &token]);
+    assert!(with_token.output().await.unwrap().status.success(), "it is shown once, and in one piece: {shown}");
     let got = cli_output(&gateway, &["endpoints", "list"]).await;
     assert_eq!(got.lines().count(), 5, "in a pipe a row is a line: {got}");
     assert!(got.contains(&"deep/".repeat(20)) && got.starts_with("ID  "), "{got}");
@@ -176,6 +180,12 @@ async fn colours_are_for_terminals_that_want_them() {
     assert!(shown.contains("\nhealth.breaker                \x1b[32mclosed\x1b[0m\n"), "{shown:?}");
     let piped = cli_output(&gateway, &get).await;
     assert!(piped.contains("\nhealth.breaker                closed\n"), "{piped}");
+    gateway.send(json!({"id": "one", "type": "a.b", "data": 1})).await;
+    let (_, shown) = on_terminal(&gateway, 80, &["explain", "one"], "").await;
+    assert!(shown.starts_with("\x1b[33mWaiting\x1b[0m") || shown.starts_with("\x1b[33mIn\x1b[0m"), "{shown:?}");
+    let wrong = ["events", "list", "--since", "1h", "--until", "2h"];
+    let (_, shown) = on_terminal(&gateway, 60, &wrong, "").await;
+    assert!(shown.contains("swap them") && shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
     let (_, shown) = prepared(&gateway, "export NO_COLOR=1 COLUMNS=60", &["endpoints", "list"], "").await;
     assert!(shown.contains("active") && !shown.contains('\x1b'), "{shown:?}");
     assert!(shown.lines().all(|line| line.trim_end().len() <= 60), "COLUMNS is heeded: {shown}");
@@ -203,7 +213,9 @@ async fn a_deletion_says_what_it_cancels_and_asks_first() {
     let (refused, said) = on_terminal(&gateway, 80, &tenant, "n\n").await;
     let warning =
         "this deletes tenant acme with 1 endpoint and 1 token, and cancels 3 waiting deliveries. Do it? [y/N]";
-    assert!(said.contains(warning) && said.contains("nothing was deleted"), "{said}");
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains(warning) && flat.contains("nothing was done"), "{said}");
+    assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert_eq!(asked(&gateway, &["endpoints", "get", ep, "--tenant", "acme"]).await["health"]["waiting"], 3);
 

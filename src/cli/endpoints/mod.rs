@@ -14,6 +14,8 @@ use super::failure::CommandFailure;
 use super::find;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
+use crate::api::secrets::OVERLAP_DEFAULT;
+use crate::clock::{Clock, SystemClock};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
 use crate::model::named_enum::{NamedEnum, parser};
@@ -173,7 +175,7 @@ const HISTORY_COLUMNS: &[Column] = &[
 
 /// Does it and prints the answer.
 pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
+    let mut client = args.access.client().await?;
     match args.action {
         EndpointsAction::List(which) => list(&mut client, which).await,
         EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
@@ -196,8 +198,7 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
         EndpointsAction::Delete { id: EndpointIdArg { id }, confirm } => delete(&mut client, &id, &confirm).await,
         EndpointsAction::Secrets(EndpointIdArg { id }) => secrets(&mut client, &id).await,
         EndpointsAction::Rotate { id: EndpointIdArg { id }, overlap, brought } => {
-            let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
-            post(&mut client, &id, &["secrets", "rotate"], body).await
+            rotate(&mut client, &id, overlap, &brought).await
         }
         EndpointsAction::Lanes { id: EndpointIdArg { id }, blocked, page } => {
             lanes(&mut client, &id, blocked, page).await
@@ -234,18 +235,32 @@ async fn create(
 
 /// Returns what the receiver of a new endpoint needs, ready to paste.
 fn receiver_hint(endpoint: &Value) -> String {
-    let secret = output::text(endpoint, "secret");
-    let key = match endpoint["public_key"].as_str() {
-        Some(key) => format!("export WEBHOOK_PUBLIC_KEY={}", quoted(key)),
-        None => format!("export WEBHOOK_SECRET={}", quoted(&secret)),
-    };
-    let hint = format!("\nThe receiver verifies every request with it (code to paste: docs/receiving.md):\n  {key}");
+    let (key, exports) = keys_to_paste(endpoint);
+    let hint =
+        format!("\nThe receiver verifies every request with it, as libraries for Standard Webhooks do:{exports}");
     match local_address(&output::text(endpoint, "url")) {
         Some(address) => {
-            let listen = format!("posthaste listen --listen {address} --secret {}", quoted(&secret));
+            let listen = format!("posthaste listen --listen {address} --secret {}", quoted(&key));
             format!("{hint}\nA receiver to try it with:\n  {listen}")
         }
         None => hint,
+    }
+}
+
+/// Returns the key that verifies the standard signature, and the lines that give a
+/// receiver all it verifies with. Other signatures than the standard one are always
+/// made with the secret.
+fn keys_to_paste(endpoint: &Value) -> (String, String) {
+    let secret = output::text(endpoint, "secret");
+    let secret_line = format!("\n  export WEBHOOK_SECRET={}", quoted(&secret));
+    let others = endpoint["signatures"].as_array().into_iter().flatten();
+    let has_others = others.filter_map(Value::as_str).any(|profile| profile != "standard");
+    match endpoint["public_key"].as_str() {
+        Some(key) => {
+            let key_line = format!("\n  export WEBHOOK_PUBLIC_KEY={}", quoted(key));
+            (key.to_owned(), if has_others { format!("{key_line}{secret_line}") } else { key_line })
+        }
+        None => (secret, secret_line),
     }
 }
 
@@ -285,6 +300,28 @@ async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> a
     let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
     let body = Some(body).filter(|body| !body.is_empty());
     output::record(client.format, &client.post(url, body).await?)
+}
+
+async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &KeyArgs) -> anyhow::Result<()> {
+    let endpoint = output::parse(&client.get(client.tenant_url(&["endpoints", id])?).await?)?;
+    let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
+    let url = client.tenant_url(&["endpoints", id, "secrets", "rotate"])?;
+    let answer = client.post(url, Some(body).filter(|body| !body.is_empty())).await?;
+    output::record(client.format, &answer)?;
+    let rotated = output::parse(&answer)?;
+    let pasted = serde_json::json!({
+        "secret": rotated["secret"],
+        "public_key": if endpoint["signing"] == "ed25519" { &rotated["public_key"] } else { &Value::Null },
+        "signatures": endpoint["signatures"],
+    });
+    let (_, exports) = keys_to_paste(&pasted);
+    let overlap = overlap.unwrap_or(OVERLAP_DEFAULT).0;
+    let now = SystemClock.now();
+    let old = match now.checked_add(overlap) {
+        Ok(until) if !overlap.is_zero() => format!("The old secret signs as well until {}", output::moment(until, now)),
+        _ => "The old secret does not sign any more".to_owned(),
+    };
+    output::done(client.format, &format!("\n{old}; the receiver verifies with the new one:{exports}"))
 }
 
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {

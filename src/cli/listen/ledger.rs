@@ -129,10 +129,17 @@ impl RequestLedger {
 impl fmt::Display for RequestTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { requests, events, applied, repeats, duplicates, refused, dropped } = self;
-        write!(
-            f,
-            "{requests} requests, {events} distinct events, {applied} applied, {repeats} repeats, {duplicates} duplicates, {refused} refused signatures, {dropped} dropped"
-        )
+        let counted = |count: &u64, word: &str| format!("{count} {word}{}", if *count == 1 { "" } else { "s" });
+        let parts = [
+            counted(requests, "request"),
+            counted(events, "distinct event"),
+            format!("{applied} applied"),
+            counted(repeats, "repeat"),
+            counted(duplicates, "duplicate"),
+            counted(refused, "refused signature"),
+            format!("{dropped} dropped"),
+        ];
+        f.write_str(&parts.join(", "))
     }
 }
 
@@ -169,7 +176,7 @@ mod tests {
         let totals = ledger.totals().to_string();
         assert_eq!(
             totals,
-            "4 requests, 2 distinct events, 1 applied, 1 repeats, 1 duplicates, 0 refused signatures, 0 dropped"
+            "4 requests, 2 distinct events, 1 applied, 1 repeat, 1 duplicate, 0 refused signatures, 0 dropped"
         );
     }
 

@@ -27,6 +27,7 @@ use self::ledger::{ReceiverReply, RequestLedger, SignatureCheck};
 use self::script::{AnswerScript, ScriptedAnswer};
 use self::show::{ReceivedRequest, shown_body};
 use super::client::fetch;
+use super::failure::CommandFailure;
 use super::output::{clean, print};
 use crate::clock::{Clock, SystemClock};
 use crate::config::ListenAddress;
@@ -243,11 +244,11 @@ fn response(answer: ScriptedAnswer, body: Full<Bytes>) -> Response<Full<Bytes>> 
 fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
     match secrets.iter().position(|secret| secret_key(secret).is_none() && public_half(secret).is_none()) {
         None => Ok(()),
-        Some(n) => bail!(
+        Some(n) => bail!(CommandFailure::usage(format!(
             "secret {} of {} is neither whsec_ and 24 to 64 bytes in base64 nor whpk_ and 32; `posthaste endpoints secrets ID` shows both",
             n + 1,
             secrets.len()
-        ),
+        ))),
     }
 }
 

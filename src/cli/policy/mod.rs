@@ -70,7 +70,7 @@ pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
 
 /// Returns the policy that an endpoint's deliveries are judged by.
 async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<RetryPolicy> {
-    let mut client = access.client()?;
+    let mut client = access.client().await?;
     let answer = output::parse(&find::get(&mut client, "endpoint", &["endpoints", endpoint]).await?)?;
     let mut policy = policy_from_json(endpoint, answer["retry"].to_string().as_bytes())?;
     // What the tenant's ceiling leaves of it.

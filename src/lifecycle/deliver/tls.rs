@@ -116,8 +116,10 @@ fn read(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
 fn authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates("ca", pem)? {
-        let refused =
-            |problem| invalid("ca", format!("tls ca holds a certificate that cannot vouch for others: {problem}"));
+        let refused = |problem: rustls::Error| {
+            let why = describe_tls_error(&problem, CertificateRequested::No);
+            invalid("ca", format!("tls ca holds a certificate that cannot vouch for others: {why}; copy it again"))
+        };
         roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
@@ -145,7 +147,13 @@ fn certificate(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {
             let message = "tls client_key does not belong to the first certificate in client_certificate";
             Err(invalid("client_key", message.into()))
         }
-        Err(problem) => Err(invalid("client_certificate", format!("tls client_certificate cannot be read: {problem}"))),
+        Err(problem) => Err(invalid(
+            "client_certificate",
+            format!(
+                "tls client_certificate cannot be used: {}",
+                describe_tls_error(&problem, CertificateRequested::No)
+            ),
+        )),
     }
 }
 

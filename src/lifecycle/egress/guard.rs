@@ -86,12 +86,12 @@ impl GuardRefusal {
                  its operator open it with --allow-port {port}"
             ),
             Self::Own(_) => "the url points at this gateway itself, which is never called; use another url".to_owned(),
-            Self::NotPublic(_)
-            | Self::LeadsTo(..)
-            | Self::Unspecified(_)
-            | Self::Denied(..)
-            | Self::Local(_)
-            | Self::Plain => FORBIDDEN.to_owned(),
+            Self::Unspecified(_) => {
+                "the url points at 0.0.0.0 or ::, or leads there, which is never called; use another url".to_owned()
+            }
+            Self::NotPublic(_) | Self::LeadsTo(..) | Self::Denied(..) | Self::Local(_) | Self::Plain => {
+                FORBIDDEN.to_owned()
+            }
         }
     }
 }

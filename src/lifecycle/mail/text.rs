@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 
 use crate::model::endpoint_event::{Actor, EndpointEvent};
-use crate::model::suggested_command::suggested_command;
+use crate::model::suggested_command::command_anywhere;
 use crate::model::url_versions::masked;
 
 /// The kind of trouble that a mail is about.
@@ -134,9 +134,13 @@ fn consequence(facts: &MailFacts) -> String {
 /// Returns the paragraph about what the owner can do.
 fn remedy(facts: &MailFacts) -> String {
     let MailFacts { endpoint, tenant, .. } = facts;
-    let choice = |verb: &str, id: &str, route: &str| format!("  {}\n  {route}", suggested_command(tenant, verb, id));
+    let choice = |verb: &str, id: &str, route: &str| format!("  {}\n  {route}", command_anywhere(tenant, verb, id));
     let path = format!("/v1/tenants/{tenant}/endpoints/{endpoint}");
     let resume = choice("endpoints resume", endpoint, &format!("POST {path}/resume"));
+    let dead_letters = format!("/v1/tenants/{tenant}/dead-letters");
+    let list_route = format!("GET {dead_letters}?endpoint={endpoint}");
+    let list = choice("dead-letters list --endpoint", endpoint, &list_route);
+    let replay = choice("dead-letters replay", "DELIVERY", &format!("POST {dead_letters}/DELIVERY/replay"));
     match facts.reason_kind {
         MailReason::BreakerOpened => format!(
             "Please look at the receiver. Once it answers again, deliveries go on by themselves. If it \
@@ -146,7 +150,8 @@ fn remedy(facts: &MailFacts) -> String {
         ),
         MailReason::Paused => format!(
             "Please look at the receiver. Once it is mended, resume the endpoint, on the command line or over the \
-             API; what waits is delivered then:\n\n{resume}"
+             API; what waits is delivered then:\n\n{resume}\n\nWhat the receiver refused until then is kept as dead \
+             letters. They are listed, and each of them can be delivered again, by:\n\n{list}\n\n{replay}"
         ),
         MailReason::Disabled => format!(
             "If that is what you want, there is nothing to do. If it was a mistake, mend the receiver and resume the \
@@ -155,16 +160,7 @@ fn remedy(facts: &MailFacts) -> String {
         MailReason::Dead => format!(
             "Please look at the receiver. The dead letters of this endpoint are listed, on the command line or over \
              the API, by:\n\n{}\n\nOnce the receiver is mended, each of them can be delivered again:\n\n{}",
-            choice(
-                "dead-letters list --endpoint",
-                endpoint,
-                &format!("GET /v1/tenants/{tenant}/dead-letters?endpoint={endpoint}")
-            ),
-            choice(
-                "dead-letters replay",
-                "DELIVERY",
-                &format!("POST /v1/tenants/{tenant}/dead-letters/DELIVERY/replay")
-            )
+            list, replay
         ),
     }
 }

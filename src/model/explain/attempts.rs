@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{ExplainedAttempt, ExplanationFacts, answer_words, between, secret_change};
 use crate::model::attempt::{Attempt, Decision};
-use crate::model::delivery::after;
+use crate::model::delivery::{DeliveryState, after};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::{Span, words};
 use crate::model::status_rules::{RuleSource, StatusTable};
@@ -75,12 +75,17 @@ impl ExplanationFacts<'_> {
 
     fn consequence(&self, attempt: &Attempt) -> String {
         let is_last = self.last_of_budget().is_some_and(|last| last.number == attempt.number);
+        // It may have been replayed or discarded since.
+        let is = if is_last && self.delivery.state == DeliveryState::Dead { "is" } else { "became" };
         match (attempt.decision.verdict, attempt.decision.next_attempt_at, self.delivery.cause) {
             (Verdict::Delivered, ..) => "So it is delivered.".to_owned(),
-            (Verdict::Refused, ..) => "So it is a dead letter (refused).".to_owned(),
-            (Verdict::Gone, ..) => "So it is a dead letter (gone), and its endpoint is disabled.".to_owned(),
+            (Verdict::Refused, ..) => format!("So it {is} a dead letter (refused)."),
+            (Verdict::Gone, ..) if is == "is" => {
+                "So it is a dead letter (gone), and its endpoint is disabled.".to_owned()
+            }
+            (Verdict::Gone, ..) => "So it became a dead letter (gone), and its endpoint was disabled.".to_owned(),
             (Verdict::Retry, Some(at), _) => format!("So the next attempt was planned for {at:.0}."),
-            (Verdict::Retry, None, Some(cause)) if is_last => format!("So it is a dead letter ({}).", cause.as_str()),
+            (Verdict::Retry, None, Some(cause)) if is_last => format!("So it {is} a dead letter ({}).", cause.as_str()),
             (Verdict::Retry, None, _) => "So it became a dead letter.".to_owned(),
         }
     }

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 
 use super::{ExplanationFacts, answer_words, between};
 use crate::model::delivery::{Delivery, DeliveryState, WaitingFor};
+use crate::model::endpoint_event::OpenCause;
 use crate::model::named_enum::NamedEnum;
 
 impl ExplanationFacts<'_> {
@@ -114,9 +115,16 @@ impl ExplanationFacts<'_> {
     }
 
     fn waiting_for_breaker(&self) -> String {
+        let by_person = self.endpoint.is_some_and(|endpoint| endpoint.health.is_opened_by_person());
         let reason = self.endpoint.and_then(|endpoint| endpoint.health.reason.as_deref());
+        // The sentence says it already.
+        let reason = reason.filter(|reason| !by_person || *reason != OpenCause::Person { note: None }.reason());
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         match (self.next_start(), self.gives_up_first()) {
+            (Some(at), _) if by_person => format!(
+                "Waiting: a person opened its endpoint's breaker{reason}; the next probe starts at {at:.0}, in {}.",
+                between(self.now, at)
+            ),
             (Some(at), _) => format!(
                 "Waiting: its endpoint keeps failing, so the breaker is open{reason}; the next probe starts at {at:.0}, in {}.",
                 between(self.now, at)

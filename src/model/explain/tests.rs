@@ -446,6 +446,11 @@ fn a_refusal_after_a_change_of_secrets_names_it_and_no_other_answer_does() {
     assert!(change(&[secret(100, None)], 280, 401).is_some(), "the old one may be forgotten");
     assert_eq!(change(&[secret(0, None)], 280, 401), None, "the first secret is no change");
     assert_eq!(change(&rotated, 99, 401), None, "it was sent before");
+    let overlapping = [secret(100, None), secret(0, Some(500))];
+    assert_eq!(change(&overlapping, 280, 401), None, "the old secret signs as well");
+    let ended = change(&overlapping, 560, 401);
+    assert_eq!(ended.as_deref(), Some("an old secret of this endpoint stopped signing 1m before"));
+    assert!(change(&rotated, 100, 401).unwrap().ends_with("rotated a moment before"));
     assert_eq!(change(&rotated, 90_000, 401), None, "that is too long ago");
     for status in [200, 404, 422, 503] {
         assert_eq!(change(&rotated, 280, status), None, "{status}");
