@@ -55,9 +55,9 @@ impl PasteContext {
     }
 
     fn complete_all(&self, text: &str) -> String {
-        let parts = text.split('`').enumerate().map(|(n, part)| match part.starts_with("posthaste ") {
-            true if n % 2 == 1 => self.complete(part),
-            _ => part.to_owned(),
+        let parts = text.split('`').enumerate().map(|(n, part)| {
+            let is_command = n % 2 == 1 && part.starts_with("posthaste ");
+            if is_command { self.complete(part) } else { part.to_owned() }
         });
         parts.collect::<Vec<_>>().join("`")
     }
