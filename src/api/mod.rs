@@ -27,6 +27,7 @@ pub mod auth_failures;
 pub mod breaker;
 pub mod cluster;
 pub mod connection_slots;
+pub mod dead_letter_groups;
 pub mod deliveries;
 pub mod delivery_changes;
 pub mod endpoint_view;
@@ -121,6 +122,8 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(delivery_changes::cancel))
         .routes(routes!(delivery_changes::replay))
         .routes(routes!(deliveries::list_dead))
+        .routes(routes!(dead_letter_groups::of_tenant))
+        .routes(routes!(dead_letter_groups::of_all))
         .routes(routes!(delivery_changes::replay_dead))
         .routes(routes!(delivery_changes::discard))
         .routes(routes!(audit::of_tenant))

@@ -23,6 +23,7 @@ pub mod answer;
 pub mod attempt;
 pub mod blocker;
 pub mod breaker;
+pub mod dead_letter_group;
 pub mod delivery;
 pub mod delivery_filter;
 pub mod explain;

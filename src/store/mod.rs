@@ -15,6 +15,7 @@ use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
 use crate::model::audit::Initiator;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
@@ -34,6 +35,7 @@ mod claim;
 mod cluster;
 mod codes;
 mod content;
+mod dead_group_columns;
 mod delivery_columns;
 pub mod durable_file;
 pub mod embedded;
@@ -228,6 +230,15 @@ pub trait History: Send + Sync {
     /// their finish the latest finished first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryFilter, page: PageRequest)
     -> Result<ListPage<Delivery>>;
+    /// Returns the dead letters of a tenant, or of all, in groups, the largest
+    /// groups first and at most `limit` of them. It reads a tally that every
+    /// change of a dead letter changes in its own commit, and counts nothing.
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups>;
     /// Returns a page of the events of an endpoint's life, newest first.
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>>;
     /// Returns the earliest due time, past or future, of the deliveries that

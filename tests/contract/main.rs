@@ -44,6 +44,7 @@ mod catalog;
 mod change;
 mod compared_store;
 mod damage;
+mod dead_letter_groups;
 mod differential;
 mod due;
 mod expunge;

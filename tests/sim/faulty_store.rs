@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
+use posthaste::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use posthaste::model::delivery::Delivery;
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
@@ -387,6 +388,15 @@ impl History for FaultyStore {
     ) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
+    }
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.dead_letter_groups(tenant.as_ref(), ask, limit).await).await
     }
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();

@@ -6,6 +6,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::dead_letters;
 use super::lane::{is_head, pass};
 use super::operational_events::lane_event;
 use super::rows::{at, cause_code, delivery_no, format_of, known, millis, state_code};
@@ -38,6 +39,9 @@ pub fn change(
         Err(refused) => return Ok(Err(refused)),
     };
     write(transaction.db, found.no, &plan.row, now)?;
+    if found.row.delivery.state == DeliveryState::Dead {
+        dead_letters::forget(transaction.db, found.no)?;
+    }
     transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     let head = match (plan.lane, found.member()) {
         (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,

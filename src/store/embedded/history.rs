@@ -8,12 +8,13 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::EmbeddedStore;
 use super::rows::{
     UnknownCode, at, cause_code, delivery_id, delivery_no, delivery_no_of_attempt, id_bytes, millis, state_code,
     withheld_from,
 };
+use super::{EmbeddedStore, dead_letters};
 use crate::model::attempt::Attempt;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
@@ -106,6 +107,16 @@ impl History for EmbeddedStore {
         }
         let cursor = cursor_no(&page)?;
         self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
+    }
+
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        let tenant = tenant.cloned();
+        self.read(move |db| dead_letters::groups(db, tenant.as_ref(), &ask, limit)).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
@@ -394,9 +405,26 @@ fn numbers_of(
     tenant: &TenantId,
     endpoint: Option<EndpointId>,
 ) -> rusqlite::Result<Option<(i64, Option<i64>)>> {
-    let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(None) };
+    let numbers = numbers_of_any(db, Some(tenant), endpoint)?;
+    Ok(numbers.and_then(|(tenant, endpoint)| Some((tenant?, endpoint))))
+}
+
+/// Returns the numbers of the tenant and of the endpoint, as far as they are
+/// asked for, or nothing if one of them does not exist.
+pub fn numbers_of_any(
+    db: &Connection,
+    tenant: Option<&TenantId>,
+    endpoint: Option<EndpointId>,
+) -> rusqlite::Result<Option<(Option<i64>, Option<i64>)>> {
+    let tenant_no = match tenant {
+        None => None,
+        Some(tenant) => match tenant_no(db, tenant)? {
+            Some(no) => Some(no),
+            None => return Ok(None),
+        },
+    };
     let Some(id) = endpoint else { return Ok(Some((tenant_no, None))) };
-    let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
+    let sql = "SELECT no FROM endpoints WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2)";
     let endpoint_no = db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()?;
     Ok(endpoint_no.map(|no| (tenant_no, Some(no))))
 }

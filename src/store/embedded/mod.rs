@@ -32,6 +32,7 @@ mod change;
 mod checkpoint;
 mod claim;
 mod cluster;
+mod dead_letters;
 mod endpoint;
 mod expunge;
 mod failure;

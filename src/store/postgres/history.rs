@@ -10,12 +10,14 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
+use super::dead_letters;
 use super::due::OLDEST_DUE;
 use super::read_query::{read_one, read_rows};
 use super::rows::{at, delivery_id, delivery_no, delivery_no_of_attempt, millis, stored_tenant};
 use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
@@ -24,6 +26,7 @@ use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_json::from_json;
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
+pub use deliveries::any_endpoint_no;
 pub use events::EventRecordColumns;
 use walk::number_at;
 
@@ -94,6 +97,15 @@ impl History for PostgresStore {
         } else {
             deliveries::list(&self.shared, tenant, &query, &page).await
         }
+    }
+
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        dead_letters::groups(&self.shared, tenant, &ask, limit).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {

@@ -40,6 +40,7 @@ mod column_values;
 mod connect;
 mod connections;
 mod database_time;
+mod dead_letters;
 mod due;
 mod endpoint;
 mod expunge;
@@ -161,9 +162,10 @@ impl PostgresStore {
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
         let usage = stored_bytes::start(&shared);
+        let folding = dead_letters::start(&shared);
         let accepting = group_commit::GroupCommit::start(shared.clone());
         let settling = group_commit::GroupCommit::start(shared.clone());
-        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage]) })
+        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage, folding]) })
     }
 
     /// Leaves the cluster, unless that was done before, and closes the

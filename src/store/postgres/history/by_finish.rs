@@ -27,7 +27,7 @@ pub async fn list(
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(nothing) };
     let endpoint = match filter.endpoint {
         None => None,
-        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
+        Some(id) => match any_endpoint_no(shared, Some(tenant_no), id).await? {
             Some(no) => Some(no),
             None => return Ok(nothing),
         },

@@ -109,7 +109,7 @@ pub async fn list(
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(found) };
     let endpoint = match query.endpoint {
         None => None,
-        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
+        Some(id) => match any_endpoint_no(shared, Some(tenant_no), id).await? {
             Some(no) => Some(no),
             None => return Ok(found),
         },
@@ -246,9 +246,9 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
     complete(shared, tenant, rows.iter().map(ListedDelivery::read).collect()).await
 }
 
-/// Returns the number of a tenant's endpoint, deleted or not.
-pub async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
-    let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND tenant = $2";
+/// Returns the number of an endpoint of a tenant, or of any, deleted or not.
+pub async fn any_endpoint_no(shared: &PostgresState, tenant: Option<i64>, id: EndpointId) -> Result<Option<i64>> {
+    let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND ($2::bigint IS NULL OR tenant = $2)";
     Ok(read_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
