@@ -40,6 +40,7 @@ pub mod lanes;
 pub mod links;
 pub mod openapi;
 pub mod origin;
+pub mod over_tenants;
 pub mod page;
 pub mod policies;
 pub mod problem;
@@ -124,6 +125,9 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(deliveries::list_dead))
         .routes(routes!(dead_letter_groups::of_tenant))
         .routes(routes!(dead_letter_groups::of_all))
+        .routes(routes!(over_tenants::deliveries))
+        .routes(routes!(over_tenants::dead_letters))
+        .routes(routes!(over_tenants::endpoints))
         .routes(routes!(delivery_changes::replay_dead))
         .routes(routes!(delivery_changes::discard))
         .routes(routes!(audit::of_tenant))

@@ -70,6 +70,9 @@ struct DeadLettersGroups {
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersList {
+    /// Those of every tenant; it takes the admin token.
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     filter: DeliveryFilter,
     #[command(flatten)]
@@ -82,9 +85,11 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
     let format = client.format;
     match args.action {
         DeadLettersAction::List(list) => {
-            let mut url = client.tenant_url(&["dead-letters"])?;
+            let path = ["dead-letters"];
+            let mut url = if list.all { client.url(&path)? } else { client.tenant_url(&path)? };
+            let columns = deliveries::columns(list.all);
             list.add_to(&mut url);
-            output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
+            deliveries::print_page(format, &client.get(url).await?, "dead letters", &columns)
         }
         DeadLettersAction::Groups(groups) => groups.print(&mut client).await,
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,

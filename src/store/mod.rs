@@ -67,7 +67,7 @@ pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
 pub use error::{Error, Result};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
-pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest};
+pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest, ScannedPage};
 pub use retention::{ForgottenCounts, RetentionHorizon};
 pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
@@ -230,6 +230,10 @@ pub trait History: Send + Sync {
     /// their finish the latest finished first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryFilter, page: PageRequest)
     -> Result<ListPage<Delivery>>;
+    /// Returns a page of the deliveries of all tenants, ordered as those of one
+    /// tenant. A filter has no endpoint here, and bounds on the finish only
+    /// with dead letters.
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>>;
     /// Returns the dead letters of a tenant, or of all, in groups, the largest
     /// groups first and at most `limit` of them. It reads a tally that every
     /// change of a dead letter changes in its own commit, and counts nothing.

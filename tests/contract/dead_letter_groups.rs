@@ -115,9 +115,9 @@ async fn groups_are_as_coarse_as_they_are_asked_for_and_the_sum_stays(fixture: S
     let first_day = GroupFilter { finished_until: Some(at(day)), ..Default::default() };
     assert_eq!(groups(first_day).await.count, 1);
     assert_eq!(groups(GroupFilter { endpoint: Some(two.id), ..Default::default() }).await.count, 1);
-    let answer = fixture.list(Default::default(), 1).await[0].last_status.unwrap().to_string();
-    assert_eq!(groups(GroupFilter { answer: Some(answer), ..Default::default() }).await.count, 4);
-    assert_eq!(groups(GroupFilter { answer: Some("timeout".into()), ..Default::default() }).await.count, 0);
+    for (answer, count) in [("400", 3), ("503", 1), ("timeout", 0)] {
+        assert_eq!(groups(GroupFilter { answer: Some(answer.into()), ..Default::default() }).await.count, count);
+    }
     let most =
         fixture.store.dead_letter_groups(None, GroupFilter { by: by(&[GroupField::Tenant]), ..Default::default() }, 1);
     assert_eq!(most.await.unwrap().data[0].tenant, Some(ours()));

@@ -55,6 +55,7 @@ mod history;
 mod lanes;
 mod model;
 mod newer_records;
+mod over_tenants;
 mod overdue;
 mod settle;
 mod shared;

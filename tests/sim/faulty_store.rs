@@ -389,6 +389,9 @@ impl History for FaultyStore {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
     }
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+        self.call(async move |store| store.all_deliveries(ask, page).await).await
+    }
     async fn dead_letter_groups(
         &self,
         tenant: Option<&TenantId>,

@@ -1,5 +1,4 @@
-//! Reads how many dead letters there are, in groups, and folds the changes of
-//! their number.
+//! Folds the changes of the number of dead letters.
 //!
 //! Triggers of the table `dead` write the changes, in the transaction that
 //! changes it (migration 6). The owner of the first shard folds them, so that
@@ -12,64 +11,15 @@ use tokio::task::JoinHandle;
 use tracing::debug;
 
 use super::PostgresState;
-use super::history::any_endpoint_no;
-use super::read_query::{read_one, read_rows};
-use super::rows::cause_code;
+use super::read_query::read_one;
 use super::transaction::bind;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
-use crate::model::id::TenantId;
 use crate::model::shard::Shard;
 use crate::store::Result;
-use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
-use crate::store::row::PostgresColumns;
 
 /// Interval at which changes are folded.
 const EVERY: Duration = Duration::from_secs(5);
 /// Number of changes that one transaction folds.
 const STEP: i64 = 10_000;
-
-/// Returns the dead letters of a tenant, or of all, in groups.
-pub async fn groups(
-    shared: &PostgresState,
-    tenant: Option<&TenantId>,
-    ask: &GroupFilter,
-    limit: usize,
-) -> Result<DeadLetterGroups> {
-    let tenant_no = tenant.map(|tenant| shared.index().tenant_no(tenant));
-    if tenant_no == Some(None) {
-        return Ok(DeadLetterGroups::default());
-    }
-    let tenant_no = tenant_no.flatten();
-    let endpoint = match ask.endpoint {
-        None => None,
-        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
-            Some(no) => Some(no),
-            None => return Ok(DeadLetterGroups::default()),
-        },
-    };
-    let by = ask.by.clone().unwrap_or_default();
-    let (first, last) = ask.days();
-    let cause = ask.cause.map(|cause| cause_code(cause) as i16);
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let sql = include_str!("sql/dead_groups.sql").replace("{columns}", DeadGroupColumns::COLUMNS);
-    let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
-    let bound = bind![
-        tenant_no,
-        endpoint,
-        cause,
-        ask.answer,
-        first,
-        last,
-        by_tenant,
-        by_endpoint,
-        by_cause,
-        by_answer,
-        by_day,
-        limit
-    ];
-    let rows = read_rows(shared, &sql, bound).await?;
-    Ok(groups_of(rows.iter().map(DeadGroupColumns::read).collect()))
-}
 
 /// Starts to fold changes in the background.
 pub fn start(shared: &Arc<PostgresState>) -> JoinHandle<()> {

@@ -15,6 +15,8 @@ CREATE TABLE dead_letters (
 ) STRICT;
 -- Finds the first and the last death of a group.
 CREATE INDEX dead_letters_by_group ON dead_letters (tenant, endpoint, cause, answer, finished_at);
+-- Lists of all tenants' dead letters, by the time of their death.
+CREATE INDEX dead_letters_by_finish ON dead_letters (finished_at);
 
 CREATE TABLE dead_tally (
     tenant   INTEGER NOT NULL,
