@@ -26,7 +26,7 @@ use super::problem::{FieldError, Problem, ProblemCode};
 use super::request_schema::{find_non_object, find_other_kind};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, JobId, TenantId, TokenId};
 use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
 use crate::model::pointer::child;
 
@@ -488,6 +488,10 @@ path_id!(
 path_id!(
     /// The delivery a route names.
     NamedDelivery, DeliveryId, "delivery"
+);
+path_id!(
+    /// The job a route names.
+    NamedJob, JobId, "job"
 );
 
 /// Reads an id from the path. A text that cannot be an id is answered 404.

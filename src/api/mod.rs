@@ -36,6 +36,7 @@ pub mod events;
 pub mod find;
 pub mod health;
 pub mod input;
+pub mod jobs;
 pub mod lanes;
 pub mod links;
 pub mod openapi;
@@ -130,6 +131,12 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(over_tenants::endpoints))
         .routes(routes!(delivery_changes::replay_dead))
         .routes(routes!(delivery_changes::discard))
+        .routes(routes!(jobs::create, jobs::list))
+        .routes(routes!(jobs::list_all))
+        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::pause))
+        .routes(routes!(jobs::resume))
+        .routes(routes!(jobs::cancel))
         .routes(routes!(audit::of_tenant))
         .routes(routes!(audit::list))
         .routes(routes!(tokens::create, tokens::list))

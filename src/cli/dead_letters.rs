@@ -10,12 +10,15 @@ use super::client::{Client, ClientArgs};
 use super::deliveries::{self, answer};
 use super::explain;
 use super::find;
+use super::jobs::NewJobArgs;
 use super::output::{self, Column, OutputFormat, clean, text};
 use super::request::{TimeRangeArgs, ask, ask_filter, past_time};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::dead_letter_group::{GroupField, GroupFilter};
 use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::job::JobKind;
+use crate::model::named_enum::NamedEnum;
 use crate::model::suggested_command::suggested_command;
 
 /// What to do with dead letters.
@@ -38,16 +41,18 @@ enum DeadLettersAction {
         /// The delivery's id.
         id: String,
     },
-    /// Deliver one again; its lane follows in order.
-    Replay {
-        /// The delivery's id.
-        id: String,
-    },
-    /// Give one up; its lane moves on.
-    Discard {
-        /// The delivery's id.
-        id: String,
-    },
+    /// Deliver one again, or all that match; their lanes follow in order.
+    Replay(Box<DeadLettersChange>),
+    /// Give one up, or all that match; their lanes move on.
+    Discard(Box<DeadLettersChange>),
+}
+
+#[derive(Debug, clap::Args)]
+struct DeadLettersChange {
+    /// The delivery's id; without it, those that match the options.
+    id: Option<String>,
+    #[command(flatten)]
+    many: NewJobArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -93,14 +98,17 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
         }
         DeadLettersAction::Groups(groups) => groups.print(&mut client).await,
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
-        DeadLettersAction::Replay { id } => {
-            let url = client.tenant_url(&["dead-letters", &id, "replay"])?;
-            output::record(format, &client.post(url, None).await?)
-        }
-        DeadLettersAction::Discard { id } => {
-            let url = client.tenant_url(&["dead-letters", &id, "discard"])?;
-            output::record(format, &client.post(url, None).await?)
-        }
+        DeadLettersAction::Replay(change) => change.run(&mut client, JobKind::Replay).await,
+        DeadLettersAction::Discard(change) => change.run(&mut client, JobKind::Discard).await,
+    }
+}
+
+impl DeadLettersChange {
+    /// Changes one dead letter at once, or many by a job.
+    async fn run(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
+        let Some(id) = self.id else { return self.many.start(client, kind).await };
+        let url = client.tenant_url(&["dead-letters", &id, kind.as_str()])?;
+        output::record(client.format, &client.post(url, None).await?)
     }
 }
 

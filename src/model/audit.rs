@@ -127,6 +127,14 @@ actions! {
     DeliveryReplayed = "delivery.replayed",
     /// A dead letter was discarded.
     DeliveryDiscarded = "delivery.discarded",
+    /// A job was started.
+    JobStarted = "job.started",
+    /// A job was paused.
+    JobPaused = "job.paused",
+    /// A paused job was resumed.
+    JobResumed = "job.resumed",
+    /// A job was cancelled before its end.
+    JobCancelled = "job.cancelled",
     /// An event's data was expunged.
     EventExpunged = "event.expunged",
     /// A token was created.

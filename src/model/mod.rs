@@ -28,6 +28,7 @@ pub mod delivery;
 pub mod delivery_filter;
 pub mod explain;
 pub mod health;
+pub mod job;
 pub mod next_state;
 pub mod operational_event;
 pub mod parse_fault;

@@ -12,6 +12,7 @@ pub const EMBEDDED: &[&str] = &[
     include_str!("embedded/migrations/0005.sql"),
     include_str!("embedded/migrations/0006.sql"),
     include_str!("embedded/migrations/0007.sql"),
+    include_str!("embedded/migrations/0008.sql"),
 ];
 
 /// Steps of the store in PostgreSQL.
@@ -22,4 +23,5 @@ pub const POSTGRES: &[&str] = &[
     include_str!("postgres/migrations/0004.sql"),
     include_str!("postgres/migrations/0005.sql"),
     include_str!("postgres/migrations/0006.sql"),
+    include_str!("postgres/migrations/0007.sql"),
 ];

@@ -1,9 +1,10 @@
 //! What every store promises.
 //!
-//! A store has five traits of lifecycle verbs: [`DeliveryQueue`] moves
+//! A store has six traits of lifecycle verbs: [`DeliveryQueue`] moves
 //! deliveries, [`Catalog`] knows tenants and endpoints, [`History`] answers
-//! questions about the past, [`Cluster`] knows the other nodes, and
-//! [`AccessStore`] knows who may use the API. Each verb is atomic: whatever one
+//! questions about the past, [`Cluster`] knows the other nodes,
+//! [`AccessStore`] knows who may use the API, and [`JobStore`] knows what is
+//! done to many deliveries. Each verb is atomic: whatever one
 //! call changes becomes durable together, before the call returns, or not at
 //! all. A verb that the audit log records takes the [`Initiator`] of the change,
 //! and writes the entry in the same commit.
@@ -41,6 +42,8 @@ pub mod durable_file;
 pub mod embedded;
 mod error;
 mod event_row;
+mod job_columns;
+mod jobs;
 mod migrations;
 pub mod move_mark;
 mod overdue;
@@ -66,6 +69,7 @@ pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatu
 pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
 pub use error::{Error, Result};
+pub use jobs::{CandidatePage, JobAdvanced, JobStarted, JobStep, JobStore, WaitingInJob};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest, ScannedPage};
 pub use retention::{ForgottenCounts, RetentionHorizon};
@@ -73,9 +77,9 @@ pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
 pub use stored_json::UnreadableRecord;
 
-/// A store has all five parts.
-pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore {}
-impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore> Store for T {}
+/// A store has all six parts.
+pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore {}
+impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]

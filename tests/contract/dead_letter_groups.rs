@@ -175,9 +175,11 @@ async fn the_tally_of_a_store_of_the_version_before_is_filled(fixture: StoreFixt
         "DROP TABLE posthaste.dead_tally, posthaste.dead_changes;
          DROP FUNCTION posthaste.count_added_dead, posthaste.count_removed_dead, posthaste.count_changed_dead CASCADE;
          ALTER TABLE posthaste.dead DROP COLUMN answer;
+         DROP TABLE posthaste.jobs, posthaste.job_parts, posthaste.job_waiting;
          DELETE FROM posthaste.migrations WHERE version >= 6;"
     } else {
-        "DROP TABLE dead_letters; DROP TABLE dead_tally; PRAGMA user_version = 6;"
+        "DROP TABLE dead_letters; DROP TABLE dead_tally; DROP TABLE jobs; DROP TABLE job_parts; DROP TABLE job_waiting;
+         PRAGMA user_version = 6;"
     };
     fixture.execute(undo).await;
     let fixture = fixture.reopened().await;

@@ -52,6 +52,7 @@ mod forged_statistics;
 mod forget;
 mod health;
 mod history;
+mod jobs;
 mod lanes;
 mod model;
 mod newer_records;

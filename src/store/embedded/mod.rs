@@ -38,6 +38,7 @@ mod expunge;
 mod failure;
 mod forget;
 mod history;
+mod jobs;
 mod lane;
 mod notes;
 mod operational_events;

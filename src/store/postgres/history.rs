@@ -25,6 +25,7 @@ use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_json::from_json;
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result, ScannedPage};
 
+pub use deliveries::candidates;
 pub use events::EventRecordColumns;
 use walk::number_at;
 

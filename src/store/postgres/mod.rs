@@ -49,6 +49,7 @@ mod group_commit;
 mod history;
 pub mod import;
 mod import_tables;
+mod jobs;
 mod lane;
 mod live_status;
 mod locked_delivery;

@@ -1,6 +1,6 @@
 //! Lists deliveries from the tables of waiting, dead and finished ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use tokio_postgres::Row;
@@ -10,13 +10,14 @@ use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::job::JobCandidate;
 use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::{read_both, read_one, read_rows};
-use crate::store::postgres::rows::{at, cause_code, delivery_no, state_code};
+use crate::store::postgres::rows::{at, cause_code, delivery_id, delivery_no, state_code};
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{Error, ListPage, PageRequest, Result, ScannedPage};
+use crate::store::{CandidatePage, Error, ListPage, PageRequest, Result, ScannedPage};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -48,6 +49,10 @@ const CANCELLED: &str = "(\
         WHERE d.state = 0 AND d.endpoint = p.no AND d.no >= $2 AND d.no < $3 ORDER BY d.no DESC LIMIT $4) d \
     WHERE p.tenant = $1 AND p.deleted_at IS NOT NULL AND p.swept_at IS NULL) d ORDER BY d.no DESC";
 
+/// A walk up the numbers of an endpoint.
+const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
+    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint, d.no";
+
 /// A walk through a range of numbers.
 const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
 
@@ -75,6 +80,8 @@ row! {
         delivery: ShownColumns = ShownColumns::COLUMNS,
         /// Number of its tenant.
         tenant: i64 = "d.tenant",
+        /// Whether its lane has moved past it.
+        is_passed: bool = "d.passed",
         /// Number of its event.
         event: i64 = "d.event",
         /// Record of the last attempt, if the delivery's row holds it.
@@ -146,6 +153,38 @@ pub async fn list(
     }
     found.page.data = complete(shared, rows).await?;
     Ok(found)
+}
+
+/// Reads an endpoint's deliveries in a state, in the order of their numbers, behind
+/// this number.
+pub async fn candidates(
+    shared: &PostgresState,
+    endpoint: EndpointId,
+    state: DeliveryState,
+    after: i64,
+    look: usize,
+) -> Result<CandidatePage> {
+    let none = CandidatePage { is_end: true, ..CandidatePage::default() };
+    let Some(endpoint) = any_endpoint_no(shared, None, endpoint).await? else { return Ok(none) };
+    let states = match state {
+        DeliveryState::Waiting => " AND d.state = 0",
+        DeliveryState::Dead => " AND d.state = 2",
+        DeliveryState::Delivered | DeliveryState::Cancelled => " AND d.state IN (1, 3)",
+    };
+    let sql = statement(include_str!("../sql/deliveries.sql"), &UPWARDS.replace(":states", states));
+    let (tenant, from, below, limit) = (None::<i64>, after.saturating_add(1), i64::MAX, look as i64);
+    let read = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
+    let mut rows: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
+    rows.reverse();
+    let is_end = rows.len() < look;
+    let looked_to = rows.last().map(|row| delivery_id(row.delivery.no, row.delivery.created_at));
+    let passed: HashSet<i64> = rows.iter().filter(|row| row.is_passed).map(|row| row.delivery.no).collect();
+    let found = complete(shared, rows).await?;
+    let candidates = found.into_iter().filter(|delivery| delivery.state == state).map(|delivery| {
+        let is_passed = passed.contains(&delivery_no(delivery.id));
+        JobCandidate { delivery, is_passed }
+    });
+    Ok(CandidatePage { candidates: candidates.collect(), looked_to, is_end })
 }
 
 /// Returns the numbers of the tenant and of the endpoint, as far as they are
