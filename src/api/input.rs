@@ -26,7 +26,7 @@ use super::problem::{FieldError, Problem, ProblemCode};
 use super::request_schema::{find_non_object, find_other_kind};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
-use crate::model::id::{DeliveryId, EndpointId, EventId, JobId, TenantId, TokenId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
 use crate::model::pointer::child;
 
@@ -489,13 +489,9 @@ path_id!(
     /// The delivery a route names.
     NamedDelivery, DeliveryId, "delivery"
 );
-path_id!(
-    /// The job a route names.
-    NamedJob, JobId, "job"
-);
 
 /// Reads an id from the path. A text that cannot be an id is answered 404.
-async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Result<T, Problem> {
+pub(super) async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Result<T, Problem> {
     let params = parts.extract::<Path<Vec<(String, String)>>>().await;
     let Path(params) = params.map_err(|_| Problem::not_found(name))?;
     let text = params.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);

@@ -2,8 +2,9 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::{IntoResponse, Response};
+use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::endpoints::check_note;
-use super::input::{DOCUMENT_BYTES_MAX, ListParams, NamedJob, TenantPath, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, ListParams, TenantPath, document_from_json, path_part, read_body};
 use super::page::{Page, PageParams, ask};
 use super::problem::{InputProblems, LimitProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::jobs::{JobPreview, parts_of, preview};
@@ -24,6 +25,17 @@ use crate::model::span::Span;
 
 /// Most parts that a job shows.
 const ENDPOINTS_SHOWN: usize = 100;
+
+/// The job a route names.
+pub struct NamedJob(pub JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamedJob {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        path_part(parts, "job").await.map(Self)
+    }
+}
 
 /// A job to be started.
 #[derive(Deserialize, ToSchema)]
@@ -280,13 +292,13 @@ pub async fn create(
 fn checked(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
     let invalid = |pointer: &str, detail: String| Problem::field(ProblemCode::InvalidField, pointer, detail);
     let NewJob { kind, filter, per_second, not_older_than, even_overtaken, note, .. } = new;
-    if filter.is_empty() && !filter.all {
-        let detail = "filter is empty; choose deliveries, or write {\"all\": true} to take every one";
-        return Err(invalid("/filter", detail.into()));
-    }
     if let Some(state) = filter.state.filter(|state| !kind.takes(*state)) {
         let detail = format!("state is {}, and {} does not take such deliveries", state.as_str(), kind.as_str());
         return Err(invalid("/filter/state", detail));
+    }
+    if filter.is_empty() && !filter.all {
+        let detail = "filter is empty; choose deliveries, or write {\"all\": true} to take every one";
+        return Err(invalid("/filter", detail.into()));
     }
     if filter.ids.len() > IDS_MAX {
         let detail = format!("ids has {} ids; use at most 5,000, and several jobs for more", filter.ids.len());

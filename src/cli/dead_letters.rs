@@ -141,16 +141,19 @@ impl DeadLettersGroups {
         let by_fields = GROUP_COLUMNS.iter().filter(|(field, _)| by.has(*field)).map(|(_, column)| *column);
         let columns: Vec<Column> = by_fields.chain(COUNT_COLUMNS.iter().copied()).collect();
         output::list(client.format, &body, "dead letters", &columns)?;
-        output::done(client.format, &total_line(&output::parse(&body)?))
+        match total_line(&output::parse(&body)?) {
+            Some(line) => output::done(client.format, &line),
+            None => Ok(()),
+        }
     }
 }
 
-/// Renders the sum of all groups, if not all of them are shown.
-fn total_line(groups: &Value) -> String {
-    let (total, shown) = (&groups["total"], output::items(groups).len());
-    let in_all = total["groups"].as_u64().unwrap_or_default();
-    let more = if in_all > shown as u64 { format!(", of which {shown} are shown") } else { String::new() };
-    format!("{} dead letters in {in_all} groups{more}", text(total, "count"))
+/// Renders the sum of all groups, if there are several.
+fn total_line(groups: &Value) -> Option<String> {
+    let (total, shown) = (&groups["total"], output::items(groups).len() as u64);
+    let in_all = total["groups"].as_u64().filter(|groups| *groups > 1)?;
+    let more = if in_all > shown { format!("; the {shown} largest are shown") } else { String::new() };
+    Some(format!("{} dead letters in {in_all} groups{more}", text(total, "count")))
 }
 
 impl DeadLettersList {

@@ -182,7 +182,7 @@ impl NewJobArgs {
             ("cause", self.cause.map(|cause| json!(cause))),
             ("finished_since", self.since.map(|at| json!(at))),
             ("finished_until", self.until.map(|at| json!(at))),
-            ("all", self.everything.then(|| json!(true))),
+            ("all", self.everything.then_some(json!(true))),
         ] {
             value.into_iter().for_each(|value| set(name, value));
         }

@@ -25,6 +25,7 @@ mod changes;
 mod ends;
 mod footing;
 mod frozen;
+mod jobs;
 mod joining;
 mod limits;
 mod live_status;
