@@ -1,5 +1,7 @@
 //! The outcome of a claim, and the effects of writing it.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use super::changes::EndpointUpdate;
@@ -29,7 +31,7 @@ pub enum ClaimOutcome {
     /// A request was made.
     Attempted {
         /// Record of the attempt.
-        attempt: Box<Attempt>,
+        attempt: Arc<Attempt>,
         /// State that the delivery goes to.
         next: NextState,
         /// The delivery's budget after this attempt.

@@ -457,7 +457,7 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         decision: Decision::of(verdict, "a rule"),
     };
     let update = if next == NextState::Dead(DeadCause::Gone) { disabling() } else { EndpointUpdate::default() };
-    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update }
+    ClaimOutcome::Attempted { attempt: attempt.into(), next, progress, expiry_check_at: None, update }
 }
 
 /// Returns the names of types of operational events.

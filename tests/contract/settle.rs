@@ -49,7 +49,7 @@ async fn an_attempt_and_its_state_are_there_together(fixture: StoreFixture) {
     let ClaimOutcome::Attempted { attempt, .. } = attempted(&claim, NextState::Delivered, at(3)) else {
         unreachable!()
     };
-    assert_eq!(attempts, [*attempt]);
+    assert_eq!(attempts, [(*attempt).clone()]);
     assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
 }
 

@@ -50,7 +50,7 @@ fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
     };
     let progress = Progress { attempts: 1, age_from: Some(now), ..claim.progress };
     let outcome = ClaimOutcome::Attempted {
-        attempt: Box::new(attempt),
+        attempt: attempt.into(),
         next,
         progress,
         expiry_check_at: None,

@@ -1,5 +1,6 @@
 //! Makes one attempt and decides what it means. Nothing is written here.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -181,7 +182,7 @@ fn decide(
     let decision = step.decision.on_wall(context.clock.wall_offset());
     let created_at = context.clock.wall_offset().wall(sent.endpoint.created_at);
     let sent_secrets = &sent.endpoint.secrets;
-    let attempt = Box::new(record(progress.attempts, sent, answer, decision));
+    let attempt = Arc::new(record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
     let changed = secret_change(sent_secrets, created_at, &attempt);
     let answer = changed.into_iter().fold(answer_words(&attempt), |answer, changed| format!("{answer}, and {changed}"));

@@ -34,7 +34,7 @@ pub struct HttpConnection {
 }
 
 /// The half of a connection that reads and writes; empty once it has ended.
-struct Driver(Option<Connection<TokioIo<EndpointStream>, Full<Bytes>>>);
+struct Driver(Option<Box<Connection<TokioIo<EndpointStream>, Full<Bytes>>>>);
 
 /// Why a request has no answer.
 pub enum Unanswered {
@@ -53,7 +53,7 @@ impl HttpConnection {
             .max_headers(HEAD_FIELDS_MAX)
             .handshake(TokioIo::new(stream))
             .await?;
-        Ok(Self { requests, driver: Driver(Some(connection)), record })
+        Ok(Self { requests, driver: Driver(Some(Box::new(connection))), record })
     }
 
     /// The steps of opening the connection, and what was received on it.

@@ -181,7 +181,8 @@ impl Exchange {
             }
             self.connection = None;
         }
-        let opened = match pool.open(uri).await {
+        // In a box: opening is rare, and its state is larger than all the rest.
+        let opened = match Box::pin(pool.open(uri)).await {
             Ok(opened) => opened,
             Err(unopened) => {
                 unopened.opened.show(&mut self.timings);
