@@ -26,6 +26,8 @@ use crate::store::{CandidatePage, Error, JobAdvanced, JobStep, Result, WaitingIn
 const BUSY_REST: Duration = Duration::from_millis(100);
 /// Rest between looks while none does.
 const IDLE_REST: Duration = Duration::from_secs(1);
+/// Rest after a step that waits for nothing: it only looked, or it calls nobody.
+const STEP_REST: Duration = Duration::from_millis(5);
 /// Deliveries that one step reads.
 const LOOK: usize = 500;
 /// Most deliveries that one step changes, so that no commit is long.
@@ -36,8 +38,7 @@ pub async fn run(gateway: Arc<Gateway>) {
     let mut runner = JobRunner::default();
     loop {
         let rest = match runner.step(&gateway).await {
-            Ok(true) => BUSY_REST,
-            Ok(false) => IDLE_REST,
+            Ok(rest) => rest,
             Err(problem) => {
                 debug!("jobs could not be read; they are read again soon: {problem}");
                 IDLE_REST
@@ -60,16 +61,18 @@ struct PartPace {
 }
 
 impl JobRunner {
-    /// Makes one step of every part that runs here. Returns whether there are any.
-    pub async fn step(&mut self, gateway: &Gateway) -> Result<bool> {
+    /// Makes one step of every part that runs here. Returns how long to rest then.
+    pub async fn step(&mut self, gateway: &Gateway) -> Result<Duration> {
         let jobs = gateway.store.open_job_parts().await?;
         let running: HashSet<(JobId, EndpointId)> =
             jobs.iter().flat_map(|job| job.parts.iter().map(|part| (job.id, part.endpoint))).collect();
         self.paces.retain(|part, _| running.contains(part));
+        let mut rest = if running.is_empty() { IDLE_REST } else { BUSY_REST };
         for job in &jobs {
             for part in &job.parts {
                 match self.step_part(gateway, job, part).await {
-                    Ok(()) | Err(Error::Stale(_) | Error::Changed) => {}
+                    Ok(true) => rest = STEP_REST,
+                    Ok(false) | Err(Error::Stale(_) | Error::Changed) => {}
                     Err(problem) => {
                         // It is not known whether anything was written: the store is asked what is due.
                         gateway.dispatcher.due_in_store(part.endpoint, gateway.clock.now());
@@ -78,13 +81,14 @@ impl JobRunner {
                 }
             }
         }
-        Ok(!running.is_empty())
+        Ok(rest)
     }
 
-    async fn step_part(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<()> {
+    /// Makes one step of a part. Returns whether the next need not wait for anything.
+    async fn step_part(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<bool> {
         let lease = gateway.store.lease(&job.tenant, part.endpoint);
         if !lease.is_held() {
-            return Ok(());
+            return Ok(false);
         }
         let now = gateway.clock.now();
         let endpoint = gateway.store.endpoint(&job.tenant, part.endpoint);
@@ -111,8 +115,9 @@ impl JobRunner {
         let is_read = part.is_read || picked.is_whole && page.is_end && most > 0;
         let after = picked.after.or(part.after);
         if picked.take.is_empty() && ended.is_empty() && after == part.after && is_read == part.is_read {
-            return Ok(());
+            return Ok(false);
         }
+        let has_more = !is_read && (picked.take.is_empty() || !job.spec.kind.is_sending());
         pace.allowance -= picked.take.len() as f64;
         let step = JobStep {
             job: job.id,
@@ -127,7 +132,7 @@ impl JobRunner {
         };
         let advanced = gateway.store.advance_job(lease, step, now).await?;
         put_in_force(gateway, job, advanced, now);
-        Ok(())
+        Ok(has_more)
     }
 }
 
