@@ -31,6 +31,7 @@ use crate::lifecycle::egress::resolver::NameResolver;
 use crate::lifecycle::expire;
 use crate::lifecycle::expiry_schedule::ExpirySchedule;
 use crate::lifecycle::intake::Intake;
+use crate::lifecycle::jobs;
 use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::lifecycle::mail::smtp::{SmtpMailer, read_password};
 use crate::lifecycle::mail::{MailQueue, Mailer};
@@ -374,6 +375,7 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
         tokio::spawn(expire::run(expiring)),
         tokio::spawn(scrub::run(gateway.clone())),
         tokio::spawn(cluster::run(gateway.clone())),
+        tokio::spawn(jobs::run(gateway.clone())),
         tokio::spawn(publish_status::run(gateway.clone())),
         tokio::spawn(async move {
             retention::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;

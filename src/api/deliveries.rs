@@ -247,13 +247,17 @@ pub async fn list_dead(
     TenantPath(tenant): TenantPath,
     params: ListParams<DeliveryFilter>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    if let Some(state) = params.filter.state.filter(|state| *state != DeliveryState::Dead) {
+    page_of(&api, "dead-letters", &tenant, dead_only(params.filter)?, params.page).await
+}
+
+/// Returns the same filter for dead letters alone.
+pub(super) fn dead_only(filter: DeliveryFilter) -> Result<DeliveryFilter, Problem> {
+    if let Some(state) = filter.state.filter(|state| *state != DeliveryState::Dead) {
         let detail =
             format!("state is {}, and dead letters are dead; list deliveries to find other states", state.as_str());
         return Err(Problem::field(ProblemCode::InvalidField, "?state", detail));
     }
-    let dead = DeliveryFilter { state: Some(DeliveryState::Dead), ..params.filter };
-    page_of(&api, "dead-letters", &tenant, dead, params.page).await
+    Ok(DeliveryFilter { state: Some(DeliveryState::Dead), ..filter })
 }
 
 async fn page_of(

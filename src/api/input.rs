@@ -404,7 +404,10 @@ path_id!(
 );
 
 /// Reads the id of a resource from the path. A text that is no id is answered 404.
-async fn path_part<T: std::str::FromStr>(parts: &mut Parts, resource: MissingResource) -> Result<T, Problem> {
+pub(super) async fn path_part<T: std::str::FromStr>(
+    parts: &mut Parts,
+    resource: MissingResource,
+) -> Result<T, Problem> {
     let name: &str = resource.into();
     let params = parts.extract::<Path<Vec<(String, String)>>>().await;
     let Path(params) = params.map_err(|_| Problem::not_found(resource))?;

@@ -28,6 +28,7 @@ pub mod auth_failures;
 pub mod breaker;
 pub mod cluster;
 pub mod connection_slots;
+pub mod dead_letter_groups;
 pub mod deliveries;
 pub mod delivery_changes;
 pub mod endpoint_view;
@@ -36,10 +37,12 @@ pub mod events;
 pub mod find;
 pub mod health;
 pub mod input;
+pub mod jobs;
 pub mod lanes;
 pub mod links;
 pub mod openapi;
 pub mod origin;
+pub mod over_tenants;
 pub mod page;
 pub mod policies;
 pub mod problem;
@@ -123,8 +126,19 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(delivery_changes::cancel))
         .routes(routes!(delivery_changes::replay))
         .routes(routes!(deliveries::list_dead))
+        .routes(routes!(dead_letter_groups::of_tenant))
+        .routes(routes!(dead_letter_groups::of_all))
+        .routes(routes!(over_tenants::deliveries))
+        .routes(routes!(over_tenants::dead_letters))
+        .routes(routes!(over_tenants::endpoints))
         .routes(routes!(delivery_changes::replay_dead))
         .routes(routes!(delivery_changes::discard))
+        .routes(routes!(jobs::create, jobs::list))
+        .routes(routes!(jobs::list_all))
+        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::pause))
+        .routes(routes!(jobs::resume))
+        .routes(routes!(jobs::cancel))
         .routes(routes!(audit::of_tenant))
         .routes(routes!(audit::list))
         .routes(routes!(tokens::create, tokens::list))

@@ -31,6 +31,7 @@ mod text;
         (name = "endpoints", description = "Who wants to hear of it"),
         (name = "deliveries", description = "One event on its way to one endpoint"),
         (name = "dead letters", description = "Deliveries that could not be made"),
+        (name = "jobs", description = "The same change of many deliveries"),
         (name = "policies", description = "When to try again, and when to stop"),
         (name = "tenants", description = "Whose events these are"),
         (name = "tokens", description = "What lets programs use the API, and how far"),

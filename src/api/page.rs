@@ -23,6 +23,15 @@ pub struct PageParams {
     pub cursor: Option<String>,
 }
 
+/// How many items to return of what has no pages.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct LimitParams {
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    pub limit: Option<usize>,
+}
+
 /// One page of a list. It may be short and still have a next one.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Page<T> {
@@ -44,6 +53,16 @@ impl<T> Page<T> {
         let next = page.next.map(|cursor| URL_SAFE_NO_PAD.encode(format!("{list}:{cursor}")));
         Self { data: page.data.into_iter().map(show).collect(), next }
     }
+}
+
+/// Reads `limit` of what has no pages.
+pub fn limit_of(page: &PageParams) -> Result<usize, Problem> {
+    if page.cursor.is_some() {
+        let detail =
+            "cursor is no parameter of groups: there are no further pages; raise limit, or group by fewer fields";
+        return Err(Problem::field(ProblemCode::UnknownField, "?cursor", detail));
+    }
+    ask("", page.limit, None).map(|page| page.limit)
 }
 
 /// Reads `limit` and `cursor`. A cursor is valid only for the list it came from.

@@ -242,7 +242,11 @@ impl Problem {
         match self.missing {
             Some(MissingResource::Tenant) => self.detail = format!("there is no tenant {tenant}"),
             Some(
-                MissingResource::Endpoint | MissingResource::Event | MissingResource::Delivery | MissingResource::Token,
+                MissingResource::Endpoint
+                | MissingResource::Event
+                | MissingResource::Delivery
+                | MissingResource::Token
+                | MissingResource::Job,
             ) => self.detail.push_str(&format!(" in tenant {tenant}")),
             None => {}
         }

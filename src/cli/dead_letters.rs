@@ -12,12 +12,15 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::failure::{CommandFailure, ExitReason};
 use super::find;
-use super::output::{self, OutputFormat, clean, text};
-use super::request::{TimeRangeArgs, ask_filter};
+use super::jobs::NewJobArgs;
+use super::output::{self, Column, OutputFormat, clean, text};
+use super::request::{TimeRangeArgs, ask, ask_filter, past_time};
 use super::screen::Screen;
 use super::table::Table;
+use crate::model::dead_letter_group::{GroupField, GroupFilter};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::job::JobKind;
 use crate::model::named_enum::NamedEnum;
 
 /// What to do with dead letters.
@@ -33,25 +36,50 @@ pub struct DeadLettersArgs {
 enum DeadLettersAction {
     /// List dead letters, newest first; --since and --until mean when they died, the latest first.
     List(Box<DeadLettersList>),
+    /// Count them in groups, the largest first.
+    Groups(Box<DeadLettersGroups>),
     /// Tell the story of one.
     Get {
         /// The delivery's id.
         id: String,
     },
-    /// Deliver one again; its lane follows in order.
-    Replay {
-        /// The delivery's id.
-        id: String,
-    },
-    /// Give one up; its lane moves on.
-    Discard {
-        /// The delivery's id.
-        id: String,
-    },
+    /// Deliver one again, or all that match; their lanes follow in order.
+    Replay(Box<DeadLettersChange>),
+    /// Give one up, or all that match; their lanes move on.
+    Discard(Box<DeadLettersChange>),
+}
+
+#[derive(Debug, clap::Args)]
+struct DeadLettersChange {
+    /// The delivery's id; without it, those that match the options.
+    id: Option<String>,
+    #[command(flatten)]
+    many: NewJobArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct DeadLettersGroups {
+    /// Those of every tenant; it takes the admin token.
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    filter: GroupFilter,
+    /// Dead on the UTC day of this time, or later: 2026-11-15T08:00:00Z, or 2d for two days ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Option<Timestamp>,
+    /// Dead before this time, or on its UTC day: 2026-11-15T08:00:00Z, or 2d for two days ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+    /// At most so many groups, 1 to 500.
+    #[arg(long, value_name = "N")]
+    limit: Option<u32>,
 }
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersList {
+    /// Those of every tenant; it takes the admin token.
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     filter: DeliveryFilter,
     #[command(flatten)]
@@ -64,21 +92,71 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
     let format = client.format;
     match args.action {
         DeadLettersAction::List(list) => {
-            let mut url = client.tenant_url(&["dead-letters"])?;
+            let path = ["dead-letters"];
+            let mut url = if list.all { client.url(&path)? } else { client.tenant_url(&path)? };
+            let columns = deliveries::columns(list.all);
             list.died.check()?;
             list.add_to(&mut url);
-            output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
+            deliveries::print_page(format, &client.get(url).await?, "dead letters", &columns)
         }
+        DeadLettersAction::Groups(groups) => groups.print(&mut client).await,
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
-        DeadLettersAction::Replay { id } => {
-            let url = client.tenant_url(&["dead-letters", &id, "replay"])?;
-            output::record(format, &client.post(url, None).await?)
-        }
-        DeadLettersAction::Discard { id } => {
-            let url = client.tenant_url(&["dead-letters", &id, "discard"])?;
-            output::record(format, &client.post(url, None).await?)
+        DeadLettersAction::Replay(change) => change.run(&mut client, JobKind::Replay).await,
+        DeadLettersAction::Discard(change) => change.run(&mut client, JobKind::Discard).await,
+    }
+}
+
+impl DeadLettersChange {
+    /// Changes one dead letter at once, or many by a job.
+    async fn run(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
+        let Some(id) = self.id else { return self.many.start(client, kind).await };
+        let url = client.tenant_url(&["dead-letters", &id, kind.as_str()])?;
+        output::record(client.format, &client.post(url, None).await?)
+    }
+}
+
+/// Columns of the groups, each with the field that they must be grouped by to be
+/// shown.
+const GROUP_COLUMNS: &[(GroupField, Column)] = &[
+    (GroupField::Tenant, ("tenant", |row, _| output::text(row, "tenant"))),
+    (GroupField::Endpoint, ("endpoint", |row, _| output::text(row, "endpoint"))),
+    (GroupField::Cause, ("cause", |row, _| output::text(row, "cause"))),
+    (GroupField::Status, ("last answer", |row, _| output::text(row, "answer"))),
+    (GroupField::Day, ("day", |row, _| output::text(row, "day"))),
+];
+
+const COUNT_COLUMNS: &[Column] = &[
+    ("count", |row, _| output::text(row, "count")),
+    ("first died", |row, now| output::time(row, "oldest_at", now)),
+    ("last died", |row, now| output::time(row, "newest_at", now)),
+];
+
+impl DeadLettersGroups {
+    /// Gets the groups and prints them, with their sum.
+    async fn print(self, client: &mut Client) -> anyhow::Result<()> {
+        let path = ["dead-letters", "groups"];
+        let mut url = if self.all { client.url(&path)? } else { client.tenant_url(&path)? };
+        let by = self.filter.by.clone().unwrap_or_default();
+        let by = if self.all && self.filter.by.is_none() { by.with_tenant() } else { by };
+        ask_filter(&mut url, &GroupFilter { finished_since: self.since, finished_until: self.until, ..self.filter });
+        ask(&mut url, &[("limit", self.limit.map(|limit| limit.to_string()).as_deref())]);
+        let body = client.get(url).await?;
+        let by_fields = GROUP_COLUMNS.iter().filter(|(field, _)| by.has(*field)).map(|(_, column)| *column);
+        let columns: Vec<Column> = by_fields.chain(COUNT_COLUMNS.iter().copied()).collect();
+        output::list(client.format, &body, "dead letters", &columns)?;
+        match total_line(&output::parse(&body)?) {
+            Some(line) => output::done(client.format, &line),
+            None => Ok(()),
         }
     }
+}
+
+/// Renders the sum of all groups, if there are several.
+fn total_line(groups: &Value) -> Option<String> {
+    let (total, shown) = (&groups["total"], output::items(groups).len() as u64);
+    let in_all = total["groups"].as_u64().filter(|groups| *groups > 1)?;
+    let more = if in_all > shown { format!("; the {shown} largest are shown") } else { String::new() };
+    Some(format!("{} dead letters in {in_all} groups{more}", text(total, "count")))
 }
 
 impl DeadLettersList {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::client::ClientArgs;
 use super::find;
-use super::output::{self, Column};
+use super::output::{self, Column, OutputFormat};
 use super::request::{TimeRangeArgs, ask_filter, check_order, past_time};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
@@ -55,6 +55,9 @@ enum DeliveriesAction {
 
 #[derive(Debug, clap::Args)]
 struct DeliveriesList {
+    /// Those of every tenant; it takes the admin token.
+    #[arg(long)]
+    all: bool,
     /// In this state.
     #[arg(long, value_parser = parser::<DeliveryState>())]
     state: Option<DeliveryState>,
@@ -82,6 +85,21 @@ pub const COLUMNS: &[Column] = &[
     ("next or finished", next_or_finished),
 ];
 
+/// Returns the columns of a list, with the tenant where it is of all tenants.
+pub fn columns(is_of_all: bool) -> Vec<Column> {
+    let tenant: Column = ("tenant", |row, _| output::text(row, "tenant"));
+    is_of_all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect()
+}
+
+/// Prints a page, and how far back it looked where it says so.
+pub fn print_page(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
+    output::list(format, body, what, columns)?;
+    match output::parse(body)?["looked_back_to"].as_str() {
+        Some(at) => output::done(format, &format!("looked back to {}; the next page goes on there", output::clean(at))),
+        None => Ok(()),
+    }
+}
+
 const ATTEMPT_COLUMNS: &[Column] = &[
     ("no", |row, _| output::text(row, "number")),
     ("started at", |row, now| output::time(row, "started_at", now)),
@@ -98,9 +116,10 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
     let format = client.format;
     let (id, verb) = match args.action {
         DeliveriesAction::List(list) => {
-            let mut url = client.tenant_url(&["deliveries"])?;
+            let mut url = if list.all { client.url(&["deliveries"])? } else { client.tenant_url(&["deliveries"])? };
+            let columns = columns(list.all);
             list.add_to(&mut url)?;
-            return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
+            return print_page(format, &client.get(url).await?, "deliveries", &columns);
         }
         DeliveriesAction::Get { id } => {
             let body = find::get(&mut client, "delivery", &["deliveries", &id]).await?;

@@ -25,6 +25,7 @@ pub mod tokens;
 pub mod bench;
 pub mod completions;
 pub mod config;
+pub mod jobs;
 pub mod keys;
 pub mod listen;
 pub mod migrate_store;
@@ -73,8 +74,10 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Find something by its id alone, in every tenant.
     Find(find::FindArgs),
-    /// Look up dead letters; replay or discard one.
+    /// Look up dead letters; replay or discard one, or many.
     DeadLetters(dead_letters::DeadLettersArgs),
+    /// Follow, pause and cancel what is done to many deliveries.
+    Jobs(jobs::JobsArgs),
     /// Create, change and delete tenants.
     Tenants(tenants::TenantsArgs),
     /// Make, list and revoke tokens.
@@ -135,6 +138,7 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(args).await,
         Command::Find(args) => find::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
+        Command::Jobs(args) => jobs::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
         Command::Tokens(args) => tokens::run(args).await,
         Command::Audit(args) => audit::run(args).await,

@@ -12,6 +12,7 @@
 //! - [`intake`], [`storage_admission`] and [`disk_space`] limit what is accepted;
 //! - [`expire`] ends deliveries that waited too long, [`retention`] deletes what
 //!   has been kept long enough, [`scrub`] finds damaged events;
+//! - [`jobs`] makes one change of many deliveries, a step at a time;
 //! - [`notifier`] counts what happened and writes to the owners of endpoints
 //!   through [`mail`];
 //! - [`egress`] decides which addresses may be called;
@@ -48,6 +49,7 @@ pub mod expire;
 pub mod expiry_schedule;
 pub mod explain;
 pub mod intake;
+pub mod jobs;
 pub mod linked_data;
 pub mod links;
 pub mod live_status;

@@ -28,6 +28,8 @@ pub struct Retention {
 
 /// Events that one step checks: a few milliseconds of the store's writer.
 const STEP: usize = 200;
+/// How long jobs are kept after their end.
+const JOBS_KEPT: Span = Span::secs(90 * 86_400);
 /// Pause between steps, so that a long sweep does not delay other writes.
 const STEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -42,6 +44,9 @@ pub async fn run(store: &dyn Store, clock: &dyn Clock, retention: Retention) {
     loop {
         if let Err(problem) = sweep_audit(store, clock, retention).await {
             warn!("deleting old audit entries failed and is tried again later: {problem}");
+        }
+        if let Err(problem) = store.forget_jobs(before(clock.now(), JOBS_KEPT)).await {
+            warn!("deleting old jobs failed and is tried again later: {problem}");
         }
         match sweep(store, clock, retention).await {
             Ok(ForgottenCounts { events: 0, deliveries: 0, .. }) => {}

@@ -362,7 +362,8 @@ impl Metrics {
             | OperationalEventType::EndpointRecovered
             | OperationalEventType::BreakerOpened
             | OperationalEventType::BreakerClosed
-            | OperationalEventType::DeliveryDead => return,
+            | OperationalEventType::DeliveryDead
+            | OperationalEventType::JobFinished => return,
         };
         of_lanes.inc();
     }

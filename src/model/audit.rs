@@ -151,6 +151,22 @@ pub enum AuditAction {
     #[serde(rename = "delivery.discarded")]
     #[strum(serialize = "delivery.discarded")]
     DeliveryDiscarded,
+    /// A job was started.
+    #[serde(rename = "job.started")]
+    #[strum(serialize = "job.started")]
+    JobStarted,
+    /// A job was paused.
+    #[serde(rename = "job.paused")]
+    #[strum(serialize = "job.paused")]
+    JobPaused,
+    /// A paused job was resumed.
+    #[serde(rename = "job.resumed")]
+    #[strum(serialize = "job.resumed")]
+    JobResumed,
+    /// A job was cancelled before its end.
+    #[serde(rename = "job.cancelled")]
+    #[strum(serialize = "job.cancelled")]
+    JobCancelled,
     /// An event's data was expunged.
     #[serde(rename = "event.expunged")]
     #[strum(serialize = "event.expunged")]

@@ -95,6 +95,10 @@ minted_id!(
     TokenId, "key"
 );
 minted_id!(
+    /// The id of a job.
+    JobId, "job"
+);
+minted_id!(
     /// The id of an entry of the audit log.
     AuditId, "aud"
 );

@@ -33,6 +33,9 @@ pub struct TenantLimits {
     /// How many tokens it may have. One more is 422 `limit_exceeded`.
     #[schema(maximum = 1_000_000)]
     pub tokens: u32,
+    /// How many of its jobs may be under way, paused ones included. One more is 422 `limit_exceeded`.
+    #[schema(maximum = 1_000)]
+    pub jobs_running: u32,
     /// How many calls its tokens may make, events aside. More is 429 `rate_limited`. The admin token has no such rate.
     pub management: Rate,
     /// How many bytes its events may take up: their data, and 512 bytes for each event and each delivery; `null` for no limit of its own. More is 507 `quota_full`.
@@ -50,6 +53,7 @@ impl Default for TenantLimits {
             endpoints: 1_000,
             settings_bytes: Size(16 << 20),
             tokens: 100,
+            jobs_running: 2,
             management: Rate { per_second: 100.0, burst: 1_000 },
             stored_bytes: None,
             waiting: None,
@@ -65,6 +69,9 @@ impl TenantLimits {
             if count > 1_000_000 {
                 refuse(&format!("/{field}"), format!("{field} is {count}; use 0 to 1,000,000"));
             }
+        }
+        if self.jobs_running > 1_000 {
+            refuse("/jobs_running", format!("jobs_running is {}; use 0 to 1,000", self.jobs_running));
         }
         if let Err((field, detail)) = self.management.check() {
             refuse(&format!("/management{field}"), detail);
@@ -89,6 +96,19 @@ pub struct OverLimit {
     pub used: String,
     /// Largest number allowed.
     pub most: String,
+}
+
+impl OverLimit {
+    /// Returns the refusal of another job.
+    pub fn of_jobs(tenant: &super::id::TenantId, running: u32, most: u32) -> Self {
+        Self {
+            tenant: tenant.clone(),
+            limit: "jobs_running",
+            counted: "jobs under way",
+            used: running.to_string(),
+            most: most.to_string(),
+        }
+    }
 }
 
 /// What a tenant uses, by the names of its limits.

@@ -14,6 +14,7 @@ use super::endpoint::Endpoint;
 use super::endpoint_event::EndpointEvent;
 use super::event::{Event, EventType};
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
+use super::job::{Job, JobCounts};
 use super::named_enum::NamedEnum;
 use super::url_versions::masked;
 
@@ -38,6 +39,9 @@ pub enum OperationalEventType {
     /// A delivery is dead.
     #[strum(serialize = "delivery.dead")]
     DeliveryDead,
+    /// A job has done all.
+    #[strum(serialize = "job.finished")]
+    JobFinished,
     /// A lane waits behind a dead letter.
     #[strum(serialize = "lane.blocked")]
     LaneBlocked,
@@ -118,6 +122,21 @@ impl OperationalEvent {
         operational_event.data.insert("cause".into(), json!(cause));
         operational_event.data.insert("attempts".into(), json!(attempts));
         operational_event
+    }
+
+    /// Returns the operational event for a job that is finished.
+    pub fn of_finished_job(job: &Job, counts: &JobCounts, at: Timestamp) -> Self {
+        let mut data = Map::new();
+        data.insert("tenant".into(), json!(job.tenant));
+        data.insert("job".into(), json!(job.id));
+        data.insert("kind".into(), json!(job.spec.kind));
+        data.insert("matched".into(), json!(counts.matched));
+        data.insert("done".into(), json!(counts.done));
+        data.insert("delivered".into(), json!(counts.delivered));
+        data.insert("dead".into(), json!(counts.dead));
+        data.insert("left_out".into(), json!(counts.left_out));
+        data.insert("at".into(), json!(at));
+        Self { event_type: OperationalEventType::JobFinished, tenant: job.tenant.clone(), data }
     }
 
     /// Returns the operational event for a lane that a dead letter blocks.

@@ -255,6 +255,11 @@ impl CatalogIndex {
         self.weight_in_use
     }
 
+    /// Returns the ids of all tenants, by their numbers.
+    pub fn tenants_by_no(&self) -> HashMap<i64, TenantId> {
+        self.tenants.iter().map(|(id, entry)| (entry.no, id.clone())).collect()
+    }
+
     /// Returns the number of a tenant.
     pub fn tenant_no(&self, id: &TenantId) -> Option<i64> {
         self.tenants.get(id).map(|entry| entry.no)

@@ -75,6 +75,8 @@ pub enum MissingResource {
     Delivery,
     /// A token of the tenant or the gateway.
     Token,
+    /// A job of the tenant.
+    Job,
 }
 
 /// A sealed text that cannot be opened is unavailable: it can be read again

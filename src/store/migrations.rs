@@ -11,6 +11,8 @@ pub const EMBEDDED: &[&str] = &[
     include_str!("embedded/migrations/0004.sql"),
     include_str!("embedded/migrations/0005.sql"),
     include_str!("embedded/migrations/0006.sql"),
+    include_str!("embedded/migrations/0007.sql"),
+    include_str!("embedded/migrations/0008.sql"),
 ];
 
 /// Steps of the store in PostgreSQL.
@@ -20,4 +22,6 @@ pub const POSTGRES: &[&str] = &[
     include_str!("postgres/migrations/0003.sql"),
     include_str!("postgres/migrations/0004.sql"),
     include_str!("postgres/migrations/0005.sql"),
+    include_str!("postgres/migrations/0006.sql"),
+    include_str!("postgres/migrations/0007.sql"),
 ];

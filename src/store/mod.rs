@@ -1,9 +1,10 @@
 //! What every store promises.
 //!
-//! A store has five traits of lifecycle verbs: [`DeliveryQueue`] moves
+//! A store has six traits of lifecycle verbs: [`DeliveryQueue`] moves
 //! deliveries, [`Catalog`] knows tenants and endpoints, [`History`] answers
-//! questions about the past, [`Cluster`] knows the other nodes, and
-//! [`AccessStore`] knows who may use the API. Each verb is atomic: whatever one
+//! questions about the past, [`Cluster`] knows the other nodes,
+//! [`AccessStore`] knows who may use the API, and [`JobStore`] knows what is
+//! done to many deliveries. Each verb is atomic: whatever one
 //! call changes becomes durable together, before the call returns, or not at
 //! all. A verb that the audit log records takes the [`Initiator`] of the change,
 //! and writes the entry in the same commit.
@@ -15,6 +16,7 @@ use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
 use crate::model::audit::Initiator;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
@@ -34,11 +36,14 @@ mod claim;
 mod cluster;
 mod codes;
 mod content;
+mod dead_group_columns;
 mod delivery_columns;
 pub mod durable_file;
 pub mod embedded;
 mod error;
 mod event_row;
+mod job_columns;
+mod jobs;
 mod migrations;
 pub mod move_mark;
 mod overdue;
@@ -64,16 +69,17 @@ pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatu
 pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
 pub use error::{Error, MissingResource, Result};
+pub use jobs::{CandidatePage, JobAdvanced, JobStarted, JobStep, JobStore, WaitingInJob};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
-pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest};
+pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest, ScannedPage};
 pub use retention::{ForgottenCounts, RetentionHorizon};
 pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
 pub use stored_json::UnreadableRecord;
 
-/// A store has all five parts.
-pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore {}
-impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore> Store for T {}
+/// A store has all six parts.
+pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore {}
+impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]
@@ -228,6 +234,19 @@ pub trait History: Send + Sync {
     /// their finish the latest finished first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryFilter, page: PageRequest)
     -> Result<ListPage<Delivery>>;
+    /// Returns a page of the deliveries of all tenants, ordered as those of one
+    /// tenant. A filter has no endpoint here, and bounds on the finish only
+    /// with dead letters.
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>>;
+    /// Returns the dead letters of a tenant, or of all, in groups, the largest
+    /// groups first and at most `limit` of them. It reads a tally that every
+    /// change of a dead letter changes in its own commit, and counts nothing.
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups>;
     /// Returns a page of the events of an endpoint's life, newest first.
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>>;
     /// Returns the earliest due time, past or future, of the deliveries that

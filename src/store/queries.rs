@@ -92,6 +92,16 @@ impl<T> ListPage<T> {
     }
 }
 
+/// A page of a list that tells how far back it looked.
+#[derive(Debug, Clone)]
+pub struct ScannedPage<T> {
+    /// The page itself.
+    pub page: ListPage<T>,
+    /// Time back to which was looked, if the page ends because it has read as
+    /// many rows as a page may, and not because it is full.
+    pub looked_back_to: Option<Timestamp>,
+}
+
 /// A lane that has undelivered members.
 #[derive(Debug, Clone)]
 pub struct Lane {

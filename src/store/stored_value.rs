@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::codes::stored_tenant;
 use crate::model::event::{EventKey, EventType};
-use crate::model::id::{EndpointId, EventId, SecretId, TenantId, TokenId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, JobId, SecretId, TenantId, TokenId};
 
 /// Bytes that are written without being copied first.
 #[derive(Debug, Clone, Default)]
@@ -123,7 +123,7 @@ macro_rules! stored_id {
         stored_in_postgres! { Uuid; $($name => $name, |id: &$name| id.0;)* }
     };
 }
-stored_id! { EndpointId SecretId TokenId }
+stored_id! { DeliveryId EndpointId JobId SecretId TokenId }
 
 impl rusqlite::types::FromSql for StoredCode {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::stored_value::{StoredBytes, StoredCode, StoredText};
 use crate::model::event::{EventKey, EventType};
-use crate::model::id::{EndpointId, EventId, SecretId, TenantId, TokenId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, JobId, SecretId, TenantId, TokenId};
 
 /// A parameter with its type. Statements are sent with the types of their
 /// parameters, so that no prepared statement is needed.
@@ -55,7 +55,9 @@ sql_types! {
     Vec<u8> => BYTEA, BYTEA_ARRAY;
     StoredBytes => BYTEA, BYTEA_ARRAY;
     Uuid => UUID, UUID_ARRAY;
+    DeliveryId => UUID, UUID_ARRAY;
     EndpointId => UUID, UUID_ARRAY;
+    JobId => UUID, UUID_ARRAY;
     SecretId => UUID, UUID_ARRAY;
     TokenId => UUID, UUID_ARRAY;
     TenantId => TEXT, TEXT_ARRAY;

@@ -24,6 +24,7 @@ mod accept_anywhere;
 mod changes;
 mod ends;
 mod frozen;
+mod jobs;
 mod joining;
 mod limits;
 mod live_status;

@@ -350,6 +350,7 @@ impl ComparedStore {
         let (mut shared, mut own) = (Snapshot::new(), Snapshot::new());
         let store = self.fixture.store.clone();
         for tenant in self.tenants() {
+            crate::dead_letter_groups::assert_tally(&*store, &tenant, &self.deliveries(&tenant).await).await;
             for delivery in self.deliveries(&tenant).await {
                 let name = self.name(delivery.id);
                 let details = self.details(&delivery);

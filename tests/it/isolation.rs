@@ -112,6 +112,9 @@ async fn household(gateway: &Gateway, receiver: &Receiver, tenant: &'static str)
         found["data"][0]["id"].as_str().map(str::to_owned).ok_or(found.to_string())
     })
     .await;
+    // There is nothing for it to do, so it is finished at once.
+    let job = json!({"kind": "discard", "filter": {"cause": "poisoned"}});
+    let job = gateway.client.post_json(&below("jobs"), &job).await.expect(202);
     let (id, token) = token(gateway, tenant, &["publish", "manage", "read"]).await;
     let ids = [
         ("tenant", tenant.to_owned()),
@@ -119,6 +122,7 @@ async fn household(gateway: &Gateway, receiver: &Receiver, tenant: &'static str)
         ("event", event),
         ("delivery", dead),
         ("token", id),
+        ("job", job["id"].as_str().unwrap().to_owned()),
     ];
     Household { tenant, ids: ids.into(), token }
 }
@@ -132,6 +136,7 @@ fn ghosts() -> BTreeMap<&'static str, String> {
         ("event", "nothing-0".to_owned()),
         ("delivery", format!("dlv_{word}")),
         ("token", format!("key_{word}")),
+        ("job", format!("job_{word}")),
     ]
     .into()
 }
@@ -164,7 +169,7 @@ fn tells(answer: &Answer, ids: &BTreeMap<&str, String>) -> (u16, HeaderMap, Stri
 /// is part of it.
 async fn everything(gateway: &Gateway, tenant: &str) -> Vec<Value> {
     let mut all = vec![gateway.client.get(&format!("/v1/tenants/{tenant}")).await.expect(200)];
-    for list in ["endpoints", "events", "deliveries", "dead-letters", "audit"] {
+    for list in ["endpoints", "events", "deliveries", "dead-letters", "jobs", "audit"] {
         all.extend(gateway.list(&format!("/v1/tenants/{tenant}/{list}")).await);
     }
     all.extend(gateway.list(&format!("/v1/tokens?tenant={tenant}")).await);

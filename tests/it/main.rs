@@ -53,6 +53,7 @@ mod headers;
 mod hostile;
 mod intake;
 mod isolation;
+mod jobs;
 mod lag;
 mod lanes;
 mod limits;

@@ -12,12 +12,14 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
-use posthaste::model::delivery::Delivery;
+use posthaste::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use posthaste::model::delivery::{Delivery, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
-use posthaste::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use posthaste::model::id::{AttemptId, DeliveryId, EndpointId, EventId, JobId, TenantId, TokenId};
+use posthaste::model::job::{Job, JobChange};
 use posthaste::model::limits::TenantUsage;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
@@ -388,6 +390,18 @@ impl History for FaultyStore {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
     }
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+        self.call(async move |store| store.all_deliveries(ask, page).await).await
+    }
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.dead_letter_groups(tenant.as_ref(), ask, limit).await).await
+    }
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
@@ -424,5 +438,56 @@ impl History for FaultyStore {
     ) -> Result<ListPage<Lane>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.lanes(&tenant, endpoint, blocked, page).await).await
+    }
+}
+
+#[async_trait]
+impl JobStore for FaultyStore {
+    async fn create_job(&self, by: &Initiator, job: Job, running_max: u32) -> Result<JobStarted> {
+        let by = by.clone();
+        self.call(async move |store| store.create_job(&by, job, running_max).await).await
+    }
+    async fn job(&self, tenant: &TenantId, id: JobId) -> Result<Option<Job>> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.job(&tenant, id).await).await
+    }
+    async fn jobs(&self, tenant: Option<&TenantId>, page: PageRequest) -> Result<ListPage<Job>> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.jobs(tenant.as_ref(), page).await).await
+    }
+    async fn change_job(
+        &self,
+        by: &Initiator,
+        tenant: &TenantId,
+        id: JobId,
+        change: JobChange,
+        now: Timestamp,
+    ) -> Result<()> {
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.change_job(&by, &tenant, id, change, now).await).await
+    }
+    async fn open_job_parts(&self) -> Result<Vec<Job>> {
+        self.call(async move |store| store.open_job_parts().await).await
+    }
+    async fn job_candidates(
+        &self,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        state: DeliveryState,
+        after: Option<DeliveryId>,
+        look: usize,
+    ) -> Result<CandidatePage> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.job_candidates(&tenant, endpoint, state, after, look).await).await
+    }
+    async fn job_waiting(&self, tenant: &TenantId, job: JobId, endpoint: EndpointId) -> Result<Vec<WaitingInJob>> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.job_waiting(&tenant, job, endpoint).await).await
+    }
+    async fn advance_job(&self, lease: Lease, step: JobStep, now: Timestamp) -> Result<JobAdvanced> {
+        self.call(async move |store| store.advance_job(lease, step, now).await).await
+    }
+    async fn forget_jobs(&self, before: Timestamp) -> Result<()> {
+        self.call(async move |store| store.forget_jobs(before).await).await
     }
 }

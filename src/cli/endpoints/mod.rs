@@ -114,6 +114,18 @@ enum EndpointsAction {
 
 #[derive(Debug, clap::Args)]
 struct EndpointsList {
+    /// Those of every tenant; it takes the admin token.
+    #[arg(long)]
+    all: bool,
+    /// Those whose last answer was a failure.
+    #[arg(long, requires = "all")]
+    failing: bool,
+    /// With this text in their id, tenant, URL, description or owner's address.
+    #[arg(long, value_name = "TEXT", requires = "all")]
+    q: Option<String>,
+    /// In this order: newest, failures or waiting.
+    #[arg(long, value_parser = ["newest", "failures", "waiting"], requires = "all")]
+    sort: Option<String>,
     /// In this state.
     #[arg(long, value_parser = parser::<EndpointState>())]
     state: Option<EndpointState>,
@@ -208,11 +220,15 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
 }
 
 async fn list(client: &mut Client, which: EndpointsList) -> anyhow::Result<()> {
-    let mut url = client.tenant_url(&["endpoints"])?;
+    let mut url = if which.all { client.url(&["endpoints"])? } else { client.tenant_url(&["endpoints"])? };
     let (state, breaker) = (which.state.map(NamedEnum::as_str), which.breaker.map(NamedEnum::as_str));
-    ask(&mut url, &[("state", state), ("breaker", breaker)]);
+    let failing = which.failing.then_some("true");
+    ask(&mut url, &[("state", state), ("breaker", breaker), ("failing", failing)]);
+    ask(&mut url, &[("q", which.q.as_deref()), ("sort", which.sort.as_deref())]);
     which.page.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
+    let tenant: Column = ("tenant", |row, _| output::text(row, "tenant"));
+    let columns: Vec<Column> = which.all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect();
+    output::list(client.format, &client.get(url).await?, "endpoints", &columns)
 }
 
 async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {

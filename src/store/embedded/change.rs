@@ -6,6 +6,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::dead_letters;
 use super::lane::{plan_step, take_step};
 use super::operational_events::report_lane;
 use super::rows::{at, cause_code, delivery_no, format_of, known, millis, state_code};
@@ -38,6 +39,9 @@ pub fn change(
         Err(refused) => return Ok(Err(refused)),
     };
     write(transaction.db, found.no, &plan.row, now)?;
+    if found.row.delivery.state == DeliveryState::Dead {
+        dead_letters::forget(transaction.db, found.no)?;
+    }
     transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     let lane = match found.member() {
         Some(member) => take_step(transaction.db, &member, plan_step(transaction.db, &member, plan.lane)?, now)?,

@@ -5,6 +5,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::dead_letters;
 use super::rows::millis;
 use super::writer::WriteTransaction;
 use crate::model::limits::stored_bytes;
@@ -134,14 +135,17 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                  SELECT 1 FROM deliveries b INDEXED BY deliveries_by_lane
                  WHERE b.endpoint = deliveries.endpoint AND b.lane = deliveries.lane
                    AND b.passed = 0 AND b.seq > deliveries.seq)))
-         ) RETURNING no, endpoint, lane",
+         ) RETURNING no, endpoint, lane, state = 2",
     )?;
-    let deleted: Vec<(i64, i64, Option<String>)> = statement
+    let deleted: Vec<(i64, i64, Option<String>, bool)> = statement
         .query_map(params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    for (no, endpoint, lane) in &deleted {
+    for (no, endpoint, lane, was_dead) in &deleted {
+        if *was_dead {
+            dead_letters::forget(db, *no)?;
+        }
         db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
             .execute(params![no << 20, (no + 1) << 20])?;
         if let Some(lane) = lane {

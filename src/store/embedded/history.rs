@@ -6,24 +6,22 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::EmbeddedStore;
-use super::rows::{
-    UnknownCode, at, cause_code, delivery_id, delivery_no, delivery_no_of_attempt, id_bytes, millis, state_code,
-    withheld_from,
-};
+use super::rows::{UnknownCode, at, delivery_id, delivery_no, delivery_no_of_attempt, id_bytes, millis, withheld_from};
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::event_row::EventRow;
 use crate::store::row::{SqliteColumns, joined, row};
 use crate::store::stored_json::from_json;
-use crate::store::stored_value::StoredCode;
-use crate::store::{Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result};
+use crate::store::{
+    Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result, ScannedPage,
+};
 
 /// Number of bytes of data after which a page of events ends. The last event is
 /// never cut.
@@ -35,6 +33,8 @@ const ORDER_SLACK_MS: i64 = 60_000;
 
 mod by_finish;
 mod by_id;
+mod dead_groups;
+pub mod deliveries;
 mod walk;
 
 #[async_trait]
@@ -63,9 +63,9 @@ impl History for EmbeddedStore {
                 .query_row(params![no, id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
                 .optional()?;
             let Some((first, count)) = range else { return Ok(None) };
-            let sql = delivery_sql("", "WHERE d.no >= ? AND d.no < ? ORDER BY d.no");
+            let sql = deliveries::delivery_sql("", "WHERE d.no >= ? AND d.no < ? ORDER BY d.no");
             let mut statement = db.prepare_cached(&sql)?;
-            let rows = statement.query_map([first, first + count], delivery_from)?;
+            let rows = statement.query_map([first, first + count], deliveries::delivery_from)?;
             rows.collect::<rusqlite::Result<Vec<_>>>().map(Some)
         })
         .await
@@ -73,7 +73,7 @@ impl History for EmbeddedStore {
 
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
         let tenant = tenant.clone();
-        self.read(move |db| find(db, &tenant, id)).await
+        self.read(move |db| deliveries::find(db, &tenant, id)).await
     }
 
     async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
@@ -99,19 +99,27 @@ impl History for EmbeddedStore {
         ask: DeliveryFilter,
         page: PageRequest,
     ) -> Result<ListPage<Delivery>> {
-        let tenant = tenant.clone();
-        if ask.is_by_finish() {
-            let position = FinishPosition::begin(&ask, &page)?;
-            return self.read(move |db| by_finish::finished_deliveries(db, &tenant, &ask, position, page.limit)).await;
-        }
-        let cursor = cursor_no(&page)?;
-        self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
+        Ok(self.scanned_deliveries(Some(tenant.clone()), ask, page).await?.page)
+    }
+
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+        self.scanned_deliveries(None, ask, page).await
+    }
+
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        let tenant = tenant.cloned();
+        self.read(move |db| dead_groups::groups(db, tenant.as_ref(), &ask, limit)).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();
         self.read(move |db| {
-            if find(db, &tenant, id)?.is_none() {
+            if deliveries::find(db, &tenant, id)?.is_none() {
                 return Ok(None);
             }
             let no = delivery_no(id);
@@ -181,6 +189,25 @@ impl History for EmbeddedStore {
     ) -> Result<ListPage<Lane>> {
         let tenant = tenant.clone();
         self.read(move |db| lanes(db, &tenant, endpoint, blocked_only, &page)).await
+    }
+}
+
+impl EmbeddedStore {
+    /// Returns a page of the deliveries of a tenant, or of all.
+    async fn scanned_deliveries(
+        &self,
+        tenant: Option<TenantId>,
+        ask: DeliveryFilter,
+        page: PageRequest,
+    ) -> Result<ScannedPage<Delivery>> {
+        if ask.is_by_finish() {
+            let position = FinishPosition::begin(&ask, &page)?;
+            let list =
+                move |db: &Connection| by_finish::finished_deliveries(db, tenant.as_ref(), &ask, position, page.limit);
+            return self.read(list).await;
+        }
+        let cursor = cursor_no(&page)?;
+        self.read(move |db| deliveries::list(db, tenant.as_ref(), &ask, cursor, page.limit)).await
     }
 }
 
@@ -292,134 +319,6 @@ fn is_within(at: i64, since: Option<Timestamp>, until: Option<Timestamp>) -> boo
 
 fn is_same(value: Option<&str>, wanted: Option<&str>) -> bool {
     wanted.is_none() || value == wanted
-}
-
-row! {
-    /// What a list of deliveries is filtered by, and shows but for the attempt.
-    sqlite struct DeliveryListColumns {
-        delivery: ShownColumns = ShownColumns::COLUMNS,
-        tenant: TenantId = "t.id",
-        event: ShownEvent = ShownEvent::COLUMNS,
-    }
-}
-
-impl DeliveryListColumns {
-    /// Whether it passes a filter, apart from the time of its finish.
-    fn is_match(&self, ask: &DeliveryFilter) -> bool {
-        let (delivery, state) = (&self.delivery, self.delivery.shown_state());
-        ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
-            && ask.cause.is_none_or(|wanted| delivery.cause == Some(StoredCode(cause_code(wanted))))
-            && ask.endpoint.is_none_or(|wanted| delivery.endpoint == wanted)
-            && is_within(delivery.created_at, ask.since, ask.until)
-            && is_same(Some(&self.event.event_type), ask.event_type.as_deref())
-            && is_same(self.event.key.as_deref(), ask.key.as_deref())
-    }
-
-    /// Returns the delivery with the record of its last attempt.
-    fn delivery(self, last: Option<String>) -> rusqlite::Result<Delivery> {
-        Ok(self.delivery.delivery(self.tenant, self.event, last.as_deref())?)
-    }
-}
-
-/// Returns the statement that reads deliveries with their events and last
-/// attempts.
-fn delivery_sql(index: &str, condition: &str) -> String {
-    format!(
-        "SELECT {}, a.record
-         FROM deliveries d {index} JOIN events e ON e.no = d.event
-              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
-              LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
-         {condition}",
-        DeliveryListColumns::COLUMNS
-    )
-}
-
-/// Reads a row of [`delivery_sql`], if it passes the filter.
-fn delivery_if(row: &Row<'_>, is_match: impl Fn(&DeliveryListColumns) -> bool) -> rusqlite::Result<Option<Delivery>> {
-    let mut column = 0;
-    let listed = DeliveryListColumns::read_next(row, &mut column)?;
-    is_match(&listed).then(|| listed.delivery(SqliteColumns::read_next(row, &mut column)?)).transpose()
-}
-
-fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
-    let mut column = 0;
-    let listed = DeliveryListColumns::read_next(row, &mut column)?;
-    listed.delivery(SqliteColumns::read_next(row, &mut column)?)
-}
-
-fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Delivery>> {
-    let sql = delivery_sql("", "WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL");
-    let found =
-        db.prepare_cached(&sql)?.query_row(params![delivery_no(id), tenant.as_str()], delivery_from).optional()?;
-    Ok(found.filter(|delivery| delivery.id == id))
-}
-
-fn deliveries(
-    db: &Connection,
-    tenant: &TenantId,
-    ask: &DeliveryFilter,
-    cursor: i64,
-    limit: usize,
-) -> rusqlite::Result<ListPage<Delivery>> {
-    let mut page = ListPage { data: Vec::new(), next: None };
-    let Some((tenant_no, endpoint_no)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
-    let below = walk::below_until(db, "deliveries", "created_at", ask.until, cursor)?;
-    let mut statement = db.prepare_cached(&delivery_list_sql(ask))?;
-    let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;
-    let mut last = None;
-    for looked_at in 0.. {
-        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
-            page.next = last.map(|no: i64| no.to_string());
-            break;
-        }
-        let Some(row) = rows.next()? else { break };
-        let mut column = 0;
-        let listed = DeliveryListColumns::read_next(row, &mut column)?;
-        let created_at = listed.delivery.created_at;
-        if ask.since.is_some_and(|since| created_at < millis(since) - ORDER_SLACK_MS) {
-            break;
-        }
-        last = Some(listed.delivery.no);
-        if listed.is_match(ask) {
-            page.data.push(listed.delivery(SqliteColumns::read_next(row, &mut column)?)?);
-        }
-    }
-    Ok(page)
-}
-
-/// Returns the numbers of the tenant, and of its endpoint if one is asked for, or
-/// nothing if one of them does not exist.
-fn numbers_of(
-    db: &Connection,
-    tenant: &TenantId,
-    endpoint: Option<EndpointId>,
-) -> rusqlite::Result<Option<(i64, Option<i64>)>> {
-    let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(None) };
-    let Some(id) = endpoint else { return Ok(Some((tenant_no, None))) };
-    let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
-    let endpoint_no = db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()?;
-    Ok(endpoint_no.map(|no| (tenant_no, Some(no))))
-}
-
-/// Returns the statement that walks down the deliveries of the tenant `?1`
-/// below the number `?4`, through the index that fits the question. Where it
-/// has no use for the state `?2` or the endpoint `?3`, it names them all the
-/// same, so that every statement has four parameters.
-fn delivery_list_sql(ask: &DeliveryFilter) -> String {
-    match (ask.state, ask.endpoint) {
-        (Some(DeliveryState::Waiting | DeliveryState::Dead | DeliveryState::Cancelled), _) => delivery_sql(
-            "INDEXED BY deliveries_undelivered",
-            "WHERE d.tenant = ?1 AND d.state = ?2 AND d.state <> 1 AND d.no < ?4 AND ?3 IS ?3 ORDER BY d.no DESC",
-        ),
-        (_, Some(_)) => delivery_sql(
-            "INDEXED BY deliveries_by_endpoint",
-            "WHERE d.endpoint = ?3 AND d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 ORDER BY d.no DESC",
-        ),
-        (_, None) => delivery_sql(
-            "INDEXED BY deliveries_by_tenant",
-            "WHERE d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 AND ?3 IS ?3 ORDER BY d.no DESC",
-        ),
-    }
 }
 
 /// Returns a page of an endpoint's lanes. The cursor is the key of a lane with

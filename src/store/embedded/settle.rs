@@ -8,6 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tracing::error;
 
 use super::claim::claim;
+use super::dead_letters;
 use super::lane::{plan_step, take_step};
 use super::operational_events::{accept_operational_event, find_subject, report_lane};
 use super::rows::{attempt_no, cause_code, delivery_no, known, millis, state_code};
@@ -36,6 +37,11 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     };
     let plan = plan(&found.row, settlement);
     write(transaction.db, &found, &plan, settlement.now)?;
+    if plan.effects.died.is_some() {
+        dead_letters::note(transaction.db, found.no)?;
+    } else if found.row.state == DeliveryState::Dead {
+        note_late_answer(transaction.db, found.no, &plan)?;
+    }
     if plan.waiting != 0 {
         transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     }
@@ -64,6 +70,16 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     }
     effects.operational_events = std::mem::take(&mut transaction.operational_events);
     Ok(effects)
+}
+
+/// Notes what an answer that came after the death changes: it may be another
+/// answer, or a success.
+fn note_late_answer(db: &Connection, no: i64, plan: &SettlePlan<'_>) -> rusqlite::Result<()> {
+    match plan.transition {
+        Transition::End { .. } => dead_letters::forget(db, no),
+        Transition::Stay | Transition::Wait { .. } if plan.attempt.is_some() => dead_letters::note(db, no),
+        Transition::Stay | Transition::Wait { .. } => Ok(()),
+    }
 }
 
 row! {

@@ -47,7 +47,8 @@ pub async fn change(
     }
 }
 
-async fn make(
+/// Makes the change in an open transaction. A refusal has written nothing.
+pub async fn make(
     work: &mut UnitOfWork<'_>,
     by: &Initiator,
     tenant: &TenantId,

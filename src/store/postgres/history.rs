@@ -16,18 +16,21 @@ use super::rows::{at, delivery_id, delivery_no, delivery_no_of_attempt, millis, 
 use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_json::from_json;
-use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
+use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result, ScannedPage};
 
+pub use deliveries::candidates;
 pub use events::PostgresEventRecordColumns;
 use walk::number_at;
 
 mod by_finish;
+mod dead_groups;
 mod deliveries;
 mod events;
 pub mod walk;
@@ -89,11 +92,20 @@ impl History for PostgresStore {
         query: DeliveryFilter,
         page: PageRequest,
     ) -> Result<ListPage<Delivery>> {
-        if query.is_by_finish() {
-            by_finish::list(&self.shared, tenant, &query, &page).await
-        } else {
-            deliveries::list(&self.shared, tenant, &query, &page).await
-        }
+        Ok(scanned_deliveries(&self.shared, Some(tenant), &query, &page).await?.page)
+    }
+
+    async fn all_deliveries(&self, query: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+        scanned_deliveries(&self.shared, None, &query, &page).await
+    }
+
+    async fn dead_letter_groups(
+        &self,
+        tenant: Option<&TenantId>,
+        ask: GroupFilter,
+        limit: usize,
+    ) -> Result<DeadLetterGroups> {
+        dead_groups::groups(&self.shared, tenant, &ask, limit).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
@@ -143,6 +155,20 @@ impl History for PostgresStore {
         page: PageRequest,
     ) -> Result<ListPage<Lane>> {
         lanes(&self.shared, tenant, endpoint, blocked_only, &page).await
+    }
+}
+
+/// Returns a page of the deliveries of a tenant, or of all.
+async fn scanned_deliveries(
+    shared: &PostgresState,
+    tenant: Option<&TenantId>,
+    query: &DeliveryFilter,
+    page: &PageRequest,
+) -> Result<ScannedPage<Delivery>> {
+    if query.is_by_finish() {
+        by_finish::list(shared, tenant, query, page).await
+    } else {
+        deliveries::list(shared, tenant, query, page).await
     }
 }
 

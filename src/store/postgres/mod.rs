@@ -40,6 +40,7 @@ mod column_values;
 mod connect;
 mod connections;
 mod database_time;
+mod dead_letters;
 mod due;
 mod endpoint;
 mod expunge;
@@ -48,6 +49,7 @@ mod group_commit;
 mod history;
 pub mod import;
 mod import_tables;
+mod jobs;
 mod lane;
 mod live_status;
 mod locked_delivery;
@@ -161,9 +163,11 @@ impl PostgresStore {
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
         let usage = stored_bytes::start(&shared);
+        let folding = dead_letters::start(&shared);
         let accepting = group_commit::GroupCommit::start(shared.clone());
         let settling = group_commit::GroupCommit::start(shared.clone());
-        Ok(Self { shared, accepting, settling, background_tasks: Mutex::new(vec![membership, usage]) })
+        let tasks = Mutex::new(vec![membership, usage, folding]);
+        Ok(Self { shared, accepting, settling, background_tasks: tasks })
     }
 
     /// Leaves the cluster, unless that was done before, and closes the

@@ -1,6 +1,6 @@
 //! Lists the deliveries that finished in a span of time, the latest first.
 
-use super::deliveries::{ListedDelivery, any_endpoint_no, columns_of, complete, read_found};
+use super::deliveries::{ListedDelivery, columns_of, complete, numbers_of, read_found};
 use super::walk::ScannedRows;
 use super::{ROWS_PER_PAGE_MAX, bound_of};
 use crate::model::delivery::{Delivery, DeliveryState};
@@ -8,9 +8,9 @@ use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::TenantId;
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
-use crate::store::postgres::rows::cause_code;
+use crate::store::postgres::rows::{at, cause_code};
 use crate::store::postgres::transaction::bind;
-use crate::store::{FinishPosition, ListPage, PageRequest, Result};
+use crate::store::{FinishPosition, ListPage, PageRequest, Result, ScannedPage};
 
 /// Number of rows that a statement scans at least.
 const LOOK_MIN: usize = 500;
@@ -18,29 +18,27 @@ const LOOK_MIN: usize = 500;
 /// Returns a page of the deliveries of a tenant that finished in a span of time.
 pub async fn list(
     shared: &PostgresState,
-    tenant: &TenantId,
+    tenant: Option<&TenantId>,
     filter: &DeliveryFilter,
     page: &PageRequest,
-) -> Result<ListPage<Delivery>> {
+) -> Result<ScannedPage<Delivery>> {
     let position = FinishPosition::begin(filter, page)?;
-    let nothing = ListPage { data: Vec::new(), next: None };
-    let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(nothing) };
-    let endpoint = match filter.endpoint {
-        None => None,
-        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
-            Some(no) => Some(no),
-            None => return Ok(nothing),
-        },
-    };
-    let Some(states) = states_of(filter).filter(|_| page.limit > 0) else { return Ok(nothing) };
+    let nothing = ScannedPage { page: ListPage { data: Vec::new(), next: None }, looked_back_to: None };
+    let Some((tenant_no, endpoint)) = numbers_of(shared, tenant, filter.endpoint).await? else { return Ok(nothing) };
+    // What finished otherwise is found only tenant by tenant: its index begins
+    // with the tenant.
+    let is_found = page.limit > 0 && (tenant.is_some() || filter.state == Some(DeliveryState::Dead));
+    let Some(states) = states_of(filter).filter(|_| is_found) else { return Ok(nothing) };
     let list = FinishedList { tenant: tenant_no, endpoint, filter, states };
     let (rows, next) = list.page(shared, position, page.limit).await?;
-    Ok(ListPage { data: complete(shared, tenant, rows).await?, next: next.map(FinishPosition::cursor) })
+    let looked_back_to = next.filter(|_| rows.len() < page.limit).map(|position| at(position.finished_at));
+    let page = ListPage { data: complete(shared, rows).await?, next: next.map(FinishPosition::cursor) };
+    Ok(ScannedPage { page, looked_back_to })
 }
 
 /// The filter of a list, with numbers instead of ids.
 struct FinishedList<'a> {
-    tenant: i64,
+    tenant: Option<i64>,
     endpoint: Option<i64>,
     filter: &'a DeliveryFilter,
     states: &'static str,
@@ -87,7 +85,10 @@ impl FinishedList<'_> {
         rows: &mut Vec<ListedDelivery>,
     ) -> Result<ScannedRows> {
         let filter = self.filter;
-        let sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace("{states}", self.states);
+        let mut sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace("{states}", self.states);
+        if self.tenant.is_none() {
+            sql = sql.replace("d.tenant = ANY (ARRAY[$1]) AND ", "").replace("d.tenant DESC, ", "");
+        }
         let from = bound_of(filter.finished_since).unwrap_or(i64::MIN);
         let (look, wanted) = (look as i64, wanted as i64);
         let cause = filter.cause.map(|cause| cause_code(cause) as i16);

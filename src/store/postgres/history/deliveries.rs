@@ -1,6 +1,6 @@
 //! Lists deliveries from the tables of waiting, dead and finished ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use tokio_postgres::Row;
@@ -10,13 +10,14 @@ use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::job::JobCandidate;
 use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::{read_both, read_one, read_rows};
-use crate::store::postgres::rows::{cause_code, delivery_no, state_code};
+use crate::store::postgres::rows::{at, cause_code, delivery_id, delivery_no, state_code};
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{Error, ListPage, PageRequest, Result};
+use crate::store::{CandidatePage, Error, ListPage, PageRequest, Result, ScannedPage};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -31,6 +32,11 @@ const BY_TENANT: &str = "posthaste.deliveries d \
 const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) AND d.tenant = $1 \
     AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
 
+/// A walk down the numbers of all tenants. With a state it reads the table of
+/// that state alone, so that every row it reads is one that it was asked for;
+/// delivered and cancelled ones share a table.
+const OF_ALL: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3:states ORDER BY d.no DESC";
+
 /// Cancelled deliveries, and those that wait for a deleted endpoint that is not
 /// swept yet.
 const CANCELLED: &str = "(\
@@ -43,12 +49,17 @@ const CANCELLED: &str = "(\
         WHERE d.state = 0 AND d.endpoint = p.no AND d.no >= $2 AND d.no < $3 ORDER BY d.no DESC LIMIT $4) d \
     WHERE p.tenant = $1 AND p.deleted_at IS NOT NULL AND p.swept_at IS NULL) d ORDER BY d.no DESC";
 
+/// A walk up the numbers of an endpoint.
+const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
+    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint, d.no";
+
 /// A walk through a range of numbers.
 const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
 
-fn source(query: &DeliveryFilter) -> String {
+fn source(query: &DeliveryFilter, is_of_all: bool) -> String {
     let walk = match query.endpoint {
         Some(_) => BY_ENDPOINT,
+        None if is_of_all => OF_ALL,
         None => BY_TENANT,
     };
     match query.state {
@@ -57,6 +68,7 @@ fn source(query: &DeliveryFilter) -> String {
         Some(DeliveryState::Dead) => walk.replace(":states", " AND d.state = 2"),
         // Few deliveries are cancelled, so skipping them costs little.
         Some(DeliveryState::Delivered) => walk.replace(":states", " AND d.state IN (1, 3)"),
+        Some(DeliveryState::Cancelled) if is_of_all => walk.replace(":states", " AND d.state IN (1, 3)"),
         Some(DeliveryState::Cancelled) => CANCELLED.into(),
     }
 }
@@ -66,6 +78,10 @@ row! {
     pub postgres struct ListedDelivery {
         /// What is shown of it.
         delivery: ShownColumns = ShownColumns::COLUMNS,
+        /// Number of its tenant.
+        tenant: i64 = "d.tenant",
+        /// Whether its lane has moved past it.
+        is_passed: bool = "d.passed",
         /// Number of its event.
         event: i64 = "d.event",
         /// Record of the last attempt, if the delivery's row holds it.
@@ -97,23 +113,16 @@ fn statement(sql: &str, source: &str) -> String {
     columns_of(sql).replace("{source}", source)
 }
 
-/// Returns a page of a tenant's deliveries, newest first.
+/// Returns a page of the deliveries of a tenant, or of all, newest first.
 pub async fn list(
     shared: &PostgresState,
-    tenant: &TenantId,
+    tenant: Option<&TenantId>,
     query: &DeliveryFilter,
     page: &PageRequest,
-) -> Result<ListPage<Delivery>> {
-    let mut found = ListPage { data: Vec::new(), next: None };
+) -> Result<ScannedPage<Delivery>> {
+    let mut found = ScannedPage { page: ListPage { data: Vec::new(), next: None }, looked_back_to: None };
     let cursor = cursor_no(page)?;
-    let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(found) };
-    let endpoint = match query.endpoint {
-        None => None,
-        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
-            Some(no) => Some(no),
-            None => return Ok(found),
-        },
-    };
+    let Some((tenant_no, endpoint)) = numbers_of(shared, tenant, query.endpoint).await? else { return Ok(found) };
     if page.limit == 0 {
         return Ok(found);
     }
@@ -129,25 +138,74 @@ pub async fn list(
             list.all(shared, &walk, look, wanted, &mut rows).await?
         };
         if rows.len() == page.limit {
-            found.next = rows.last().map(|row| row.delivery.no.to_string());
+            found.page.next = rows.last().map(|row| row.delivery.no.to_string());
             break;
         }
         match walk.step(look, looked) {
             WalkStep::On => {}
             WalkStep::Pause(below) => {
-                found.next = Some(below.to_string());
+                found.page.next = Some(below.to_string());
+                found.looked_back_to = looked.oldest.map(at);
                 break;
             }
             WalkStep::End => break,
         }
     }
-    found.data = complete(shared, tenant, rows).await?;
+    found.page.data = complete(shared, rows).await?;
     Ok(found)
+}
+
+/// Reads an endpoint's deliveries in a state, in the order of their numbers, behind
+/// this number.
+pub async fn candidates(
+    shared: &PostgresState,
+    endpoint: EndpointId,
+    state: DeliveryState,
+    after: i64,
+    look: usize,
+) -> Result<CandidatePage> {
+    let none = CandidatePage { is_end: true, ..CandidatePage::default() };
+    let Some(endpoint) = any_endpoint_no(shared, None, endpoint).await? else { return Ok(none) };
+    let states = match state {
+        DeliveryState::Waiting => " AND d.state = 0",
+        DeliveryState::Dead => " AND d.state = 2",
+        DeliveryState::Delivered | DeliveryState::Cancelled => " AND d.state IN (1, 3)",
+    };
+    let sql = statement(include_str!("../sql/deliveries.sql"), &UPWARDS.replace(":states", states));
+    let (tenant, from, below, limit) = (None::<i64>, after.saturating_add(1), i64::MAX, look as i64);
+    let read = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
+    let mut rows: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
+    rows.reverse();
+    let is_end = rows.len() < look;
+    let looked_to = rows.last().map(|row| delivery_id(row.delivery.no, row.delivery.created_at));
+    let passed: HashSet<i64> = rows.iter().filter(|row| row.is_passed).map(|row| row.delivery.no).collect();
+    let found = complete(shared, rows).await?;
+    let candidates = found.into_iter().filter(|delivery| delivery.state == state).map(|delivery| {
+        let is_passed = passed.contains(&delivery_no(delivery.id));
+        JobCandidate { delivery, is_passed }
+    });
+    Ok(CandidatePage { candidates: candidates.collect(), looked_to, is_end })
+}
+
+/// Returns the numbers of the tenant and of the endpoint, as far as they are
+/// asked for, or nothing if one of them does not exist.
+pub async fn numbers_of(
+    shared: &PostgresState,
+    tenant: Option<&TenantId>,
+    endpoint: Option<EndpointId>,
+) -> Result<Option<(Option<i64>, Option<i64>)>> {
+    let tenant_no = match tenant.map(|tenant| shared.index().tenant_no(tenant)) {
+        Some(None) => return Ok(None),
+        known => known.flatten(),
+    };
+    let Some(id) = endpoint else { return Ok(Some((tenant_no, None))) };
+    Ok(any_endpoint_no(shared, tenant_no, id).await?.map(|no| (tenant_no, Some(no))))
 }
 
 /// The filter of a list, with numbers instead of ids.
 struct DeliveryListKind<'a> {
-    tenant: i64,
+    /// Number of the tenant, or nothing for all.
+    tenant: Option<i64>,
     endpoint: Option<i64>,
     query: &'a DeliveryFilter,
 }
@@ -159,7 +217,8 @@ impl DeliveryListKind<'_> {
         query.cause.is_some()
             || query.event_type.is_some()
             || query.key.is_some()
-            || (query.state == Some(DeliveryState::Cancelled) && query.endpoint.is_some())
+            || (query.state == Some(DeliveryState::Cancelled) && (query.endpoint.is_some() || self.tenant.is_none()))
+            || (query.state == Some(DeliveryState::Delivered) && self.tenant.is_none())
     }
 
     /// Reads a part of the walk of which nearly all deliveries match.
@@ -171,7 +230,7 @@ impl DeliveryListKind<'_> {
         wanted: usize,
         rows: &mut Vec<ListedDelivery>,
     ) -> Result<ScannedRows> {
-        let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query));
+        let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query, self.tenant.is_none()));
         let look = look as i64;
         let read = read_rows(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
         let read: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
@@ -200,7 +259,7 @@ impl DeliveryListKind<'_> {
         rows: &mut Vec<ListedDelivery>,
     ) -> Result<ScannedRows> {
         let query = self.query;
-        let sql = statement(include_str!("../sql/matching_deliveries.sql"), &source(query));
+        let sql = statement(include_str!("../sql/matching_deliveries.sql"), &source(query, self.tenant.is_none()));
         let (look, wanted) = (look as i64, wanted as i64);
         let state = query.state.map(|state| state_code(state) as i16);
         let cause = query.cause.map(|cause| cause_code(cause) as i16);
@@ -243,18 +302,19 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
     let (count, endpoint) = (numbers.end - numbers.start, None::<i64>);
     let rows = read_rows(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
-    complete(shared, tenant, rows.iter().map(ListedDelivery::read).collect()).await
+    complete(shared, rows.iter().map(ListedDelivery::read).collect()).await
 }
 
-/// Returns the number of a tenant's endpoint, deleted or not.
-pub async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
-    let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND tenant = $2";
+/// Returns the number of an endpoint of a tenant, or of any, deleted or not.
+async fn any_endpoint_no(shared: &PostgresState, tenant: Option<i64>, id: EndpointId) -> Result<Option<i64>> {
+    let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND ($2::bigint IS NULL OR tenant = $2)";
     Ok(read_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
 /// Reads the events and last attempts of deliveries, and builds the deliveries
-/// from all of it. Deliveries that were forgotten since are left out.
-pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: Vec<ListedDelivery>) -> Result<Vec<Delivery>> {
+/// from all of it. Deliveries that were forgotten since are left out, and so
+/// are those of deleted tenants.
+pub async fn complete(shared: &PostgresState, rows: Vec<ListedDelivery>) -> Result<Vec<Delivery>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
@@ -275,10 +335,12 @@ pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: Vec<Liste
     let events: HashMap<i64, ShownEvent> =
         events.iter().map(EventOfDelivery::read).map(|row| (row.no, row.event)).collect();
     let attempts: HashMap<i64, &str> = attempts.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let tenants = shared.index().tenants_by_no();
     let shown = |row: ListedDelivery| {
+        let tenant = tenants.get(&row.tenant)?.clone();
         let event = events.get(&row.event)?.clone();
         let last = row.last.as_deref().or_else(|| attempts.get(&row.delivery.no).copied());
-        Some(row.delivery.delivery(tenant.clone(), event, last).map_err(Error::from))
+        Some(row.delivery.delivery(tenant, event, last).map_err(Error::from))
     };
     rows.into_iter().filter_map(shown).collect()
 }

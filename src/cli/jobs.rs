@@ -1,0 +1,280 @@
+//! `posthaste jobs`: lists, shows, watches, pauses, resumes and cancels jobs; and
+//! starts them for other commands.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::advice;
+use super::client::{Client, ClientArgs};
+use super::confirm::counted;
+use super::output::{self, Column, OutputFormat, text};
+use super::request::{JsonBody, PageArgs, past_time};
+use crate::model::delivery::DeadCause;
+use crate::model::id::EndpointId;
+use crate::model::job::JobKind;
+use crate::model::named_enum::{NamedEnum, parser};
+use crate::model::span::Span;
+
+/// What to do with jobs.
+#[derive(Debug, clap::Args)]
+pub struct JobsArgs {
+    #[command(flatten)]
+    access: ClientArgs,
+    #[command(subcommand)]
+    action: JobsAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum JobsAction {
+    /// List jobs, newest first.
+    List {
+        /// Those of every tenant; it takes the admin token.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// Show how far one has come.
+    Get(JobIdArg),
+    /// Show the progress of one until it ends.
+    Watch(JobIdArg),
+    /// Release nothing more for now.
+    Pause(JobIdArg),
+    /// Go on with a paused one.
+    Resume(JobIdArg),
+    /// End one; what it has done stays done.
+    Cancel(JobIdArg),
+}
+
+#[derive(Debug, clap::Args)]
+struct JobIdArg {
+    /// The job's id.
+    id: String,
+}
+
+/// Columns of a list of jobs.
+const COLUMNS: &[Column] = &[
+    ("id", |row, _| text(row, "id")),
+    ("tenant", |row, _| text(row, "tenant")),
+    ("kind", |row, _| text(row, "kind")),
+    ("state", |row, _| text(row, "state")),
+    ("matched", |row, _| text(row, "matched")),
+    ("done", |row, _| text(row, "done")),
+    ("delivered", |row, _| text(&row["outcome"], "delivered")),
+    ("dead", |row, _| text(&row["outcome"], "dead")),
+    ("started at", |row, now| output::time(row, "started_at", now)),
+];
+
+/// Runs the action and prints the gateway's answer.
+pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
+    let mut client = args.access.client().await?;
+    let (id, verb) = match args.action {
+        JobsAction::List { all, page } => {
+            let mut url = if all { client.url(&["jobs"])? } else { client.tenant_url(&["jobs"])? };
+            page.ask(&mut url);
+            return output::list(client.format, &client.get(url).await?, "jobs", COLUMNS);
+        }
+        JobsAction::Get(JobIdArg { id }) => {
+            let url = client.tenant_url(&["jobs", &id])?;
+            return output::record(client.format, &client.get(url).await?);
+        }
+        JobsAction::Watch(JobIdArg { id }) => return watch(&mut client, &id).await,
+        JobsAction::Pause(JobIdArg { id }) => (id, "pause"),
+        JobsAction::Resume(JobIdArg { id }) => (id, "resume"),
+        JobsAction::Cancel(JobIdArg { id }) => (id, "cancel"),
+    };
+    let url = client.tenant_url(&["jobs", &id, verb])?;
+    output::record(client.format, &client.post(url, None).await?)
+}
+
+/// Which deliveries a job takes, and how.
+#[derive(Debug, clap::Args)]
+pub struct NewJobArgs {
+    /// To this endpoint; may be given several times.
+    #[arg(long, value_name = "ID")]
+    endpoint: Vec<EndpointId>,
+    /// Of this event type, with * for any text; may be given several times.
+    #[arg(long, value_name = "TYPE")]
+    event_type: Vec<String>,
+    /// With this key.
+    #[arg(long)]
+    key: Option<String>,
+    /// Dead for this cause.
+    #[arg(long, value_parser = parser::<DeadCause>())]
+    cause: Option<DeadCause>,
+    /// With this last answer, such as 503, 4xx or timeout; may be given several times.
+    #[arg(long)]
+    answer: Vec<String>,
+    /// Dead from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Option<Timestamp>,
+    /// Dead before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+    /// Every dead letter of the tenant.
+    #[arg(long)]
+    everything: bool,
+    /// Only say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    /// So many per second and endpoint; a quarter of the endpoint's rate when left out.
+    #[arg(long, value_name = "N")]
+    per_second: Option<f64>,
+    /// Leave out what was created longer ago.
+    #[arg(long, value_name = "SPAN")]
+    not_older_than: Option<Span>,
+    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
+    #[arg(long)]
+    even_overtaken: bool,
+    /// What others should know.
+    #[arg(long)]
+    note: Option<String>,
+    /// Print the job and do not wait for its end.
+    #[arg(long)]
+    detach: bool,
+}
+
+impl NewJobArgs {
+    /// Starts the job, or previews it, and shows its progress.
+    pub async fn start(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
+        let filter = self.filter();
+        let body = JsonBody::default()
+            .field("kind", Some(&kind))
+            .field("filter", Some(&filter))
+            .field("per_second", self.per_second.as_ref())
+            .field("not_older_than", self.not_older_than.as_ref())
+            .field("even_overtaken", self.even_overtaken.then_some(&true))
+            .field("dry_run", self.dry_run.then_some(&true))
+            .field("note", self.note.as_ref());
+        let answer = client.post(client.tenant_url(&["jobs"])?, Some(body)).await?;
+        let value = output::parse(&answer)?;
+        if self.dry_run {
+            return print_preview(client, &answer, &value, kind);
+        }
+        if self.detach || client.format == OutputFormat::Json {
+            return output::record(client.format, &answer);
+        }
+        let id = text(&value, "id");
+        let command = advice::command(&client.tenant, "jobs watch", &id);
+        eprintln!("job {id} goes on by itself; `{command}` comes back to it");
+        watch(client, &id).await
+    }
+
+    fn filter(&self) -> Value {
+        let mut filter = json!({});
+        let mut set = |name: &str, value: Value| filter[name] = value;
+        if !self.endpoint.is_empty() {
+            set("endpoints", json!(self.endpoint));
+        }
+        if !self.event_type.is_empty() {
+            set("event_types", json!(self.event_type));
+        }
+        if !self.answer.is_empty() {
+            set("answers", json!(self.answer));
+        }
+        for (name, value) in [
+            ("key", self.key.as_ref().map(|key| json!(key))),
+            ("cause", self.cause.map(|cause| json!(cause))),
+            ("finished_since", self.since.map(|at| json!(at))),
+            ("finished_until", self.until.map(|at| json!(at))),
+            ("all", self.everything.then_some(json!(true))),
+        ] {
+            value.into_iter().for_each(|value| set(name, value));
+        }
+        filter
+    }
+}
+
+const PREVIEW_COLUMNS: &[Column] = &[
+    ("endpoint", |row, _| text(row, "endpoint")),
+    ("deliveries", |row, _| text(row, "matches")),
+    ("lanes", |row, _| text(row, "lanes")),
+    ("per second", |row, _| text(row, "per_second")),
+    ("takes", |row, _| text(row, "takes")),
+];
+
+fn print_preview(client: &Client, answer: &str, preview: &Value, kind: JobKind) -> anyhow::Result<()> {
+    if client.format == OutputFormat::Json {
+        return output::print(&output::pretty(answer));
+    }
+    let endpoints = json!({ "data": preview["endpoints"], "next": null });
+    output::list(client.format, &endpoints.to_string(), "deliveries", PREVIEW_COLUMNS)?;
+    output::print(&preview_line(preview, kind))
+}
+
+/// Renders what a job would do in a sentence.
+fn preview_line(preview: &Value, kind: JobKind) -> String {
+    let matches = preview["matches"].as_u64().unwrap_or_default();
+    let least = if preview["is_exact"] == false { "at least " } else { "" };
+    let mut line = format!("{} would take {least}{}", kind.as_str(), counted(matches, "delivery", "deliveries"));
+    for one in preview["left_out"].as_array().into_iter().flatten() {
+        line.push_str(&format!("; {} stay, {}", text(one, "count"), text(one, "why").replace('_', " ")));
+    }
+    line.push_str("; nothing was done");
+    line
+}
+
+/// Shows the progress of a job until it ends: a bar on a terminal, else a line at
+/// every change.
+async fn watch(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let style = ProgressStyle::with_template("{bar:40} {pos} of {len} {msg}").expect("the template is well formed");
+    let bar = ProgressBar::new(0).with_style(style);
+    let is_terminal = std::io::stderr().is_terminal();
+    let mut last = String::new();
+    loop {
+        let answer = client.get(client.tenant_url(&["jobs", id])?).await?;
+        let job = output::parse(&answer)?;
+        let line = progress_line(&job);
+        if is_terminal {
+            let number = |value: &Value| value.as_u64().unwrap_or_default();
+            bar.set_length(number(&job["matched"]).max(1));
+            bar.set_position(number(&job["done"]) - number(&job["outcome"]["waiting"]).min(number(&job["done"])));
+            bar.set_message(line.clone());
+        } else if line != last {
+            eprintln!("{line}");
+        }
+        last = line;
+        if matches!(job["state"].as_str(), Some("finished" | "cancelled")) {
+            bar.finish_and_clear();
+            return output::record(client.format, &answer);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+fn progress_line(job: &Value) -> String {
+    let outcome = &job["outcome"];
+    format!(
+        "{} {}: {} done, {} delivered, {} dead again, {} waiting",
+        text(job, "kind"),
+        text(job, "state"),
+        text(job, "done"),
+        text(outcome, "delivered"),
+        text(outcome, "dead"),
+        text(outcome, "waiting"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preview_says_what_stays_and_why() {
+        let preview = json!({
+            "matches": 1204, "is_exact": true,
+            "left_out": [{"why": "expunged", "count": 12}, {"why": "endpoint_deleted", "count": 1}],
+        });
+        assert_eq!(
+            preview_line(&preview, JobKind::Replay),
+            "replay would take 1204 deliveries; 12 stay, expunged; 1 stay, endpoint deleted; nothing was done"
+        );
+        let many = json!({ "matches": 9000, "is_exact": false, "left_out": [] });
+        assert!(preview_line(&many, JobKind::Discard).starts_with("discard would take at least 9000 deliveries"));
+    }
+}

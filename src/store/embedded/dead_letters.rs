@@ -1,0 +1,26 @@
+//! Keeps the table of dead letters in step with their deliveries. Triggers of the
+//! table keep the tally, in the same commit.
+
+use rusqlite::Connection;
+
+/// Notes that a delivery is dead, with its last answer. One that is noted
+/// already gets the answer that it has now.
+pub fn note(db: &Connection, no: i64) -> rusqlite::Result<()> {
+    forget(db, no)?;
+    db.prepare_cached(
+        "INSERT INTO dead_letters (no, tenant, endpoint, cause, answer, finished_at)
+         SELECT d.no, d.tenant, d.endpoint, d.cause,
+                coalesce(CAST(json_extract(a.record, '$.status') AS TEXT), json_extract(a.record, '$.error.kind'), ''),
+                d.finished_at
+         FROM deliveries d LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
+         WHERE d.no = ? AND d.state = 2",
+    )?
+    .execute([no])?;
+    Ok(())
+}
+
+/// Notes that a delivery is no longer dead.
+pub fn forget(db: &Connection, no: i64) -> rusqlite::Result<()> {
+    db.prepare_cached("DELETE FROM dead_letters WHERE no = ?")?.execute([no])?;
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Reads how many dead letters there are, in groups, from the tally that triggers
+//! of their table keep.
+
+use rusqlite::{Connection, params};
+
+use super::deliveries::numbers_of_any;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::id::TenantId;
+use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
+use crate::store::embedded::rows::cause_code;
+use crate::store::row::{SqliteColumns, joined};
+
+/// The groups of the dead letters of the tenant `?1`, or of all. The first and
+/// the last death of a group are sought in the index, among its first and its
+/// last day.
+const GROUPS: &str = joined!(
+    ""; "WITH net AS (
+             SELECT y.*, CASE WHEN ?6 THEN y.tenant END AS by_tenant, CASE WHEN ?7 THEN y.endpoint END AS by_endpoint,
+                    CASE WHEN ?8 THEN y.cause END AS by_cause, CASE WHEN ?9 THEN y.answer END AS by_answer,
+                    CASE WHEN ?10 THEN y.day END AS by_day
+             FROM dead_tally y JOIN tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
+             WHERE {tenant} AND (?2 IS NULL OR y.endpoint = ?2) AND (?3 IS NULL OR y.cause = ?3)
+               AND (?4 IS NULL OR y.answer = ?4) AND y.day BETWEEN ?5 AND ?11
+         ), spans AS (
+             SELECT *, min(day) OVER same AS first_day, max(day) OVER same AS last_day FROM net
+             WINDOW same AS (PARTITION BY by_tenant, by_endpoint, by_cause, by_answer, by_day)
+         ), groups AS (
+             SELECT s.by_tenant, s.by_endpoint, s.by_cause, s.by_answer, s.by_day, sum(s.count) AS count,
+                    min(CASE WHEN s.day = s.first_day THEN
+                        (SELECT min(d.finished_at) FROM dead_letters d
+                         WHERE d.tenant = s.tenant AND d.endpoint = s.endpoint AND d.cause = s.cause
+                           AND d.answer = s.answer AND d.finished_at >= s.day * 86400000) END) AS oldest_at,
+                    max(CASE WHEN s.day = s.last_day THEN
+                        (SELECT max(d.finished_at) FROM dead_letters d
+                         WHERE d.tenant = s.tenant AND d.endpoint = s.endpoint AND d.cause = s.cause
+                           AND d.answer = s.answer AND d.finished_at < (s.day + 1) * 86400000) END) AS newest_at
+             FROM spans s GROUP BY 1, 2, 3, 4, 5
+         ), g AS (
+             SELECT *, sum(count) OVER () AS total, count(*) OVER () AS groups, min(oldest_at) OVER () AS total_oldest_at
+             FROM groups
+         ) SELECT ", DeadGroupColumns::COLUMNS, "
+         FROM g LEFT JOIN tenants t ON t.no = g.by_tenant LEFT JOIN endpoints p ON p.no = g.by_endpoint
+         ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT ?12",
+);
+
+/// Returns the dead letters of a tenant, or of all, in groups.
+pub fn groups(
+    db: &Connection,
+    tenant: Option<&TenantId>,
+    ask: &GroupFilter,
+    limit: usize,
+) -> rusqlite::Result<DeadLetterGroups> {
+    let Some((tenant_no, endpoint_no)) = numbers_of_any(db, tenant, ask.endpoint)? else {
+        return Ok(DeadLetterGroups::default());
+    };
+    let by = ask.by.clone().unwrap_or_default();
+    let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
+    let (first, last) = ask.days();
+    let sql = GROUPS.replace("{tenant}", if tenant.is_some() { "y.tenant = ?1" } else { "?1 IS ?1" });
+    let mut statement = db.prepare_cached(&sql)?;
+    let rows = statement.query_map(
+        params![
+            tenant_no,
+            endpoint_no,
+            ask.cause.map(cause_code),
+            ask.answer,
+            first,
+            by_tenant,
+            by_endpoint,
+            by_cause,
+            by_answer,
+            by_day,
+            last,
+            i64::try_from(limit).unwrap_or(i64::MAX),
+        ],
+        DeadGroupColumns::read,
+    )?;
+    Ok(groups_of(rows.collect::<rusqlite::Result<_>>()?))
+}

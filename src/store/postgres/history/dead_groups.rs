@@ -1,0 +1,46 @@
+//! Reads how many dead letters there are, in groups.
+
+use super::deliveries::numbers_of;
+use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::id::TenantId;
+use crate::store::Result;
+use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
+use crate::store::postgres::PostgresState;
+use crate::store::postgres::read_query::read_rows;
+use crate::store::postgres::rows::cause_code;
+use crate::store::postgres::transaction::bind;
+use crate::store::row::PostgresColumns;
+
+/// Returns the dead letters of a tenant, or of all, in groups.
+pub async fn groups(
+    shared: &PostgresState,
+    tenant: Option<&TenantId>,
+    ask: &GroupFilter,
+    limit: usize,
+) -> Result<DeadLetterGroups> {
+    let Some((tenant_no, endpoint)) = numbers_of(shared, tenant, ask.endpoint).await? else {
+        return Ok(DeadLetterGroups::default());
+    };
+    let by = ask.by.clone().unwrap_or_default();
+    let (first, last) = ask.days();
+    let cause = ask.cause.map(|cause| cause_code(cause) as i16);
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let sql = include_str!("../sql/dead_groups.sql").replace("{columns}", DeadGroupColumns::COLUMNS);
+    let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
+    let bound = bind![
+        tenant_no,
+        endpoint,
+        cause,
+        ask.answer,
+        first,
+        last,
+        by_tenant,
+        by_endpoint,
+        by_cause,
+        by_answer,
+        by_day,
+        limit
+    ];
+    let rows = read_rows(shared, &sql, bound).await?;
+    Ok(groups_of(rows.iter().map(DeadGroupColumns::read).collect()))
+}

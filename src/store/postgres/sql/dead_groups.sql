@@ -1,0 +1,51 @@
+-- Reads the dead letters of a tenant, or of all, in groups, the largest first.
+-- It adds up the folded tally and the changes that are not folded yet. The
+-- first and the last death of a group are sought among its first and its last
+-- day.
+--
+-- Two nodes at once: it only reads, in one snapshot. A change is folded in one
+-- transaction, so it is seen in exactly one of the two tables.
+--
+-- Served by: the primary key of dead_tally, a scan of dead_changes, which is
+-- folded every few seconds, and dead_by_group.
+--
+-- $1 tenant, $2 endpoint, $3 cause, $4 answer, $5 first day, $6 last day,
+-- $7 to $11 whether to group by tenant, endpoint, cause, answer and day,
+-- $12 how many
+WITH net AS (
+    SELECT y.tenant, y.endpoint, y.cause, y.answer, y.day, sum(y.count)::bigint AS count,
+           CASE WHEN $7 THEN y.tenant END AS by_tenant, CASE WHEN $8 THEN y.endpoint END AS by_endpoint,
+           CASE WHEN $9 THEN y.cause END AS by_cause, CASE WHEN $10 THEN y.answer END AS by_answer,
+           CASE WHEN $11 THEN y.day END AS by_day
+    FROM (
+        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_tally
+        WHERE ($1::bigint IS NULL OR tenant = $1)
+        UNION ALL
+        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_changes
+        WHERE ($1::bigint IS NULL OR tenant = $1)
+    ) y JOIN posthaste.tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
+    WHERE ($2::bigint IS NULL OR y.endpoint = $2) AND ($3::smallint IS NULL OR y.cause = $3)
+      AND ($4::text IS NULL OR y.answer = $4) AND y.day BETWEEN $5 AND $6
+    GROUP BY y.tenant, y.endpoint, y.cause, y.answer, y.day HAVING sum(y.count) > 0
+), spans AS (
+    SELECT n.*, min(n.day) OVER same AS first_day, max(n.day) OVER same AS last_day FROM net n
+    WINDOW same AS (PARTITION BY by_tenant, by_endpoint, by_cause, by_answer, by_day)
+), groups AS (
+    SELECT s.by_tenant, s.by_endpoint, s.by_cause, s.by_answer, s.by_day, sum(s.count)::bigint AS count,
+           min(CASE WHEN s.day = s.first_day THEN
+               (SELECT min(d.finished_at) FROM posthaste.dead d
+                WHERE d.tenant = s.tenant AND d.endpoint = s.endpoint AND d.cause = s.cause AND d.answer = s.answer
+                  AND d.finished_at >= s.day * 86400000) END) AS oldest_at,
+           max(CASE WHEN s.day = s.last_day THEN
+               (SELECT max(d.finished_at) FROM posthaste.dead d
+                WHERE d.tenant = s.tenant AND d.endpoint = s.endpoint AND d.cause = s.cause AND d.answer = s.answer
+                  AND d.finished_at < (s.day + 1) * 86400000) END) AS newest_at
+    FROM spans s GROUP BY 1, 2, 3, 4, 5
+), g AS (
+    SELECT s.*, (sum(s.count) OVER ())::bigint AS total, count(*) OVER () AS groups,
+           min(s.oldest_at) OVER () AS total_oldest_at
+    FROM groups s
+)
+SELECT {columns}
+FROM g LEFT JOIN posthaste.tenants t ON t.no = g.by_tenant LEFT JOIN posthaste.endpoints p ON p.no = g.by_endpoint
+ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT $12

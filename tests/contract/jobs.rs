@@ -1,0 +1,249 @@
+//! Jobs: each delivery at most once, in order, whatever ends in between.
+
+use posthaste::model::audit::Initiator;
+use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::endpoint::Endpoint;
+use posthaste::model::id::{DeliveryId, JobId};
+use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
+use posthaste::store::{Error, JobStep, MissingResource, PageRequest};
+use serde_json::json;
+
+use crate::fixture::{StoreFixture, at, event, names, ours};
+
+for_every_store! {
+    candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on,
+    a_step_changes_its_deliveries_and_moves_its_position_in_one_commit,
+    a_step_that_was_made_is_not_made_again,
+    what_refuses_is_left_out_and_the_rest_is_done,
+    what_a_job_released_is_followed_to_its_end_and_then_it_is_finished,
+    a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed,
+    a_tenant_has_as_many_jobs_under_way_as_it_may,
+    a_job_survives_that_the_store_is_closed,
+    jobs_are_listed_newest_first_and_old_ones_are_forgotten,
+    a_job_without_endpoints_is_finished_at_once,
+}
+
+fn job(fixture: &StoreFixture, kind: JobKind, endpoints: &[&Endpoint]) -> Job {
+    let filter = JobFilter { all: true, ..Default::default() };
+    let (per_second, not_older_than, note) = (None, None, None);
+    let spec = JobSpec { kind, filter, per_second, not_older_than, even_overtaken: false, note, by: "admin".into() };
+    Job {
+        id: JobId::mint(at(100), fixture.mint()),
+        tenant: ours(),
+        spec,
+        state: JobState::Running,
+        created_at: at(100),
+        finished_at: None,
+        parts: endpoints.iter().map(|endpoint| JobPart::new(endpoint.id)).collect(),
+    }
+}
+
+async fn started(fixture: &StoreFixture, kind: JobKind, endpoint: &Endpoint) -> Job {
+    let job = job(fixture, kind, &[endpoint]);
+    fixture.store.create_job(&Initiator::Gateway, job.clone(), 5).await.unwrap();
+    job
+}
+
+/// The one open part of the one job that runs.
+async fn open_part(fixture: &StoreFixture) -> JobPart {
+    fixture.store.open_job_parts().await.unwrap().remove(0).parts.remove(0)
+}
+
+fn step(job: &Job, before: &JobPart, take: &[DeliveryId]) -> JobStep {
+    JobStep {
+        job: job.id,
+        tenant: job.tenant.clone(),
+        kind: job.spec.kind,
+        before: before.clone(),
+        after: take.last().copied().or(before.after),
+        is_read: before.is_read,
+        take: take.to_vec(),
+        left_out: Vec::new(),
+        ended: Vec::new(),
+    }
+}
+
+async fn dead_letters(fixture: &StoreFixture, endpoint: &std::sync::Arc<Endpoint>, count: i64) -> Vec<DeliveryId> {
+    let mut dead = Vec::new();
+    for n in 0..count {
+        let claim = fixture.claim(event(&format!("e{n}")).to(endpoint)).await;
+        fixture.die(&claim, DeadCause::Exhausted, at(10 + n)).await;
+        dead.push(claim.id);
+    }
+    dead
+}
+
+async fn candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"on_dead": "skip"})).await;
+    let dead = dead_letters(&fixture, &endpoint, 3).await;
+    let passed = fixture.claim(event("laned").key("k").to(&endpoint)).await;
+    fixture.die(&passed, DeadCause::Refused, at(20)).await;
+    let waiting = fixture.claim(event("waiting").to(&endpoint)).await;
+    let page = async |state, after, look| {
+        fixture.store.job_candidates(&ours(), endpoint.id, state, after, look).await.unwrap()
+    };
+    let first = page(DeliveryState::Dead, None, 2).await;
+    let ids: Vec<DeliveryId> = first.candidates.iter().map(|one| one.delivery.id).collect();
+    assert_eq!((ids, first.looked_to, first.is_end), (dead[..2].to_vec(), Some(dead[1]), false));
+    let second = page(DeliveryState::Dead, first.looked_to, 10).await;
+    let ids: Vec<DeliveryId> = second.candidates.iter().map(|one| one.delivery.id).collect();
+    assert_eq!((ids, second.is_end), (vec![dead[2], passed.id], true));
+    assert!(!second.candidates[0].is_passed && second.candidates[1].is_passed);
+    assert_eq!(second.candidates[1].delivery.last_status, Some(400));
+    let others = page(DeliveryState::Waiting, None, 100).await;
+    assert_eq!(others.candidates.iter().map(|one| one.delivery.id).collect::<Vec<_>>(), [waiting.id]);
+}
+
+async fn a_step_changes_its_deliveries_and_moves_its_position_in_one_commit(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 3).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let lease = fixture.lease(endpoint.id);
+    let part = open_part(&fixture).await;
+    let advanced = fixture.store.advance_job(lease, step(&job, &part, &dead[..2]), at(101)).await.unwrap();
+    assert_eq!(advanced.changed.iter().map(|(id, _)| *id).collect::<Vec<_>>(), dead[..2]);
+    assert!(advanced.changed.iter().all(|(_, changed)| changed.due_at == Some(at(101))) && !advanced.is_finished);
+    let part = open_part(&fixture).await;
+    assert_eq!((part.after, part.counts.done, part.counts.matched, part.counts.waiting), (Some(dead[1]), 2, 2, 2));
+    assert_eq!(fixture.due_ids(&endpoint, at(101)).await, ["e0", "e1"]);
+    assert_eq!(fixture.state(dead[2]).await, DeliveryState::Dead);
+    let mut stale = lease;
+    stale.epoch.0 += 1;
+    let refused = fixture.store.advance_job(stale, step(&job, &part, &dead[2..]), at(102)).await;
+    assert!(matches!(refused, Err(Error::Stale(_))), "{refused:?}");
+    assert_eq!(fixture.state(dead[2]).await, DeliveryState::Dead);
+}
+
+async fn a_step_that_was_made_is_not_made_again(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 2).await;
+    let job = started(&fixture, JobKind::Discard, &endpoint).await;
+    let part = open_part(&fixture).await;
+    let lease = fixture.lease(endpoint.id);
+    fixture.store.advance_job(lease, step(&job, &part, &dead[..1]), at(101)).await.unwrap();
+    let again = fixture.store.advance_job(lease, step(&job, &part, &dead[..1]), at(102)).await;
+    assert!(matches!(again, Err(Error::Changed)), "{again:?}");
+    assert_eq!(open_part(&fixture).await.counts.done, 1);
+}
+
+async fn what_refuses_is_left_out_and_the_rest_is_done(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 3).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    fixture.store.expunge(&Initiator::Gateway, &ours(), &"e0".parse().unwrap()).await.unwrap();
+    fixture.change(dead[1], posthaste::store::DeliveryChange::Replay, at(100)).await.unwrap();
+    let part = open_part(&fixture).await;
+    let mut step = step(&job, &part, &dead);
+    step.left_out = vec![LeftOut::Overtaken];
+    let advanced = fixture.store.advance_job(fixture.lease(endpoint.id), step, at(101)).await.unwrap();
+    assert_eq!(advanced.changed.len(), 1);
+    let counts = open_part(&fixture).await.counts;
+    assert_eq!((counts.matched, counts.done), (4, 1));
+    let left_out = [(LeftOut::Overtaken, 1), (LeftOut::Expunged, 1), (LeftOut::WrongState, 1)];
+    assert_eq!(counts.left_out, left_out.into_iter().collect());
+}
+
+async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixture: StoreFixture) {
+    fixture.put_tenant("_system").await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 2).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let lease = fixture.lease(endpoint.id);
+    let part = open_part(&fixture).await;
+    let last = JobStep { is_read: true, ..step(&job, &part, &dead) };
+    assert!(!fixture.store.advance_job(lease, last, at(101)).await.unwrap().is_finished);
+    let waiting = async || fixture.store.job_waiting(&ours(), job.id, endpoint.id).await.unwrap();
+    assert!(waiting().await.iter().all(|one| one.state == Some(DeliveryState::Waiting)));
+    let claims = fixture.due(&endpoint, at(101)).await.claims;
+    fixture.deliver(&claims[0], at(102)).await;
+    fixture.die(&claims[1], DeadCause::Refused, at(103)).await;
+    let ended: Vec<_> = waiting().await.into_iter().map(|one| (one.id, one.state)).collect();
+    assert_eq!(ended.len(), 2);
+    let part = open_part(&fixture).await;
+    let end = JobStep { ended, ..step(&job, &part, &[]) };
+    let advanced = fixture.store.advance_job(lease, end, at(104)).await.unwrap();
+    assert!(advanced.is_finished);
+    assert_eq!(names(&advanced.operational_events), ["job.finished"]);
+    assert!(fixture.store.open_job_parts().await.unwrap().is_empty() && waiting().await.is_empty());
+    let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
+    assert_eq!((job.state, job.finished_at), (JobState::Finished, Some(at(104))));
+    let counts = job.counts();
+    assert_eq!((counts.done, counts.delivered, counts.dead, counts.waiting), (2, 1, 1, 0));
+}
+
+async fn a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 1).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let part = open_part(&fixture).await;
+    let lease = fixture.lease(endpoint.id);
+    let change = async |change| fixture.store.change_job(&Initiator::Gateway, &ours(), job.id, change, at(105)).await;
+    change(JobChange::Pause).await.unwrap();
+    assert!(fixture.store.open_job_parts().await.unwrap().is_empty());
+    let refused = fixture.store.advance_job(lease, step(&job, &part, &dead), at(106)).await;
+    assert!(matches!(refused, Err(Error::Changed)), "{refused:?}");
+    change(JobChange::Resume).await.unwrap();
+    fixture.store.advance_job(lease, step(&job, &part, &dead), at(107)).await.unwrap();
+    change(JobChange::Cancel).await.unwrap();
+    assert_eq!(fixture.state(dead[0]).await, DeliveryState::Waiting, "what was done stays done");
+    assert!(matches!(change(JobChange::Resume).await, Err(Error::WrongState(_))));
+    let unknown = JobId::mint(at(1), 1);
+    let missing = fixture.store.change_job(&Initiator::Gateway, &ours(), unknown, JobChange::Pause, at(1)).await;
+    assert!(matches!(missing, Err(Error::NotFound(MissingResource::Job))));
+}
+
+async fn a_tenant_has_as_many_jobs_under_way_as_it_may(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let create = async || {
+        let job = job(&fixture, JobKind::Replay, &[&endpoint]);
+        fixture.store.create_job(&Initiator::Gateway, job.clone(), 1).await.map(|_| job.id)
+    };
+    let first = create().await.unwrap();
+    assert!(matches!(create().await, Err(Error::OverLimit(over)) if over.limit == "jobs_running"));
+    fixture.store.change_job(&Initiator::Gateway, &ours(), first, JobChange::Cancel, at(105)).await.unwrap();
+    create().await.unwrap();
+}
+
+async fn a_job_survives_that_the_store_is_closed(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 2).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let part = open_part(&fixture).await;
+    fixture.store.advance_job(fixture.lease(endpoint.id), step(&job, &part, &dead[..1]), at(101)).await.unwrap();
+    let fixture = fixture.reopened().await;
+    let part = open_part(&fixture).await;
+    assert_eq!((part.after, part.counts.waiting), (Some(dead[0]), 1));
+    let waiting = fixture.store.job_waiting(&ours(), job.id, endpoint.id).await.unwrap();
+    assert_eq!(waiting.iter().map(|one| one.id).collect::<Vec<_>>(), dead[..1]);
+    fixture.store.advance_job(fixture.lease(endpoint.id), step(&job, &part, &dead[1..]), at(102)).await.unwrap();
+    assert_eq!(open_part(&fixture).await.counts.done, 2);
+}
+
+async fn jobs_are_listed_newest_first_and_old_ones_are_forgotten(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(started(&fixture, JobKind::Replay, &endpoint).await.id);
+    }
+    ids.sort();
+    ids.reverse();
+    let page = async |cursor| fixture.store.jobs(None, PageRequest { cursor, limit: 2 }).await.unwrap();
+    let first = page(None).await;
+    assert_eq!(first.data.iter().map(|job| job.id).collect::<Vec<_>>(), ids[..2]);
+    assert_eq!(first.data[0].parts.len(), 1);
+    let second = page(first.next).await;
+    assert_eq!((second.data[0].id, second.next), (ids[2], None));
+    fixture.store.change_job(&Initiator::Gateway, &ours(), ids[0], JobChange::Cancel, at(110)).await.unwrap();
+    fixture.store.forget_jobs(at(111)).await.unwrap();
+    let left = fixture.store.jobs(Some(&ours()), PageRequest { cursor: None, limit: 10 }).await.unwrap();
+    assert_eq!(left.data.iter().map(|job| job.id).collect::<Vec<_>>(), ids[1..]);
+}
+
+async fn a_job_without_endpoints_is_finished_at_once(fixture: StoreFixture) {
+    fixture.put_tenant("_system").await;
+    let job = job(&fixture, JobKind::Replay, &[]);
+    let begun = fixture.store.create_job(&Initiator::Gateway, job.clone(), 1).await.unwrap();
+    assert_eq!(names(&begun.operational_events), ["job.finished"]);
+    let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
+    assert_eq!((job.state, job.counts().matched), (JobState::Finished, 0));
+}

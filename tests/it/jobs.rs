@@ -1,0 +1,177 @@
+//! Jobs: a lost night is found, previewed and sent again with one command.
+
+use serde_json::{Value, json};
+
+use crate::cli::asked;
+use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually, unlimited};
+
+for_every_store! {
+    a_lost_night_is_grouped_previewed_and_replayed_with_one_command,
+    a_job_goes_on_after_kill_nine_and_takes_each_delivery_once,
+    a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_passed,
+    a_job_is_paused_resumed_cancelled_and_limited,
+    what_is_asked_of_a_job_is_checked,
+}
+
+const JOBS: &str = "/v1/tenants/default/jobs";
+const DEAD: &str = "/v1/tenants/default/dead-letters";
+
+/// Lets this many events die at a receiver that refuses them.
+async fn lost(gateway: &Gateway, receiver: &Receiver, count: usize) -> Value {
+    receiver.answer_with(|_| Reply::Status(400));
+    let settings = json!({"url": receiver.url(), "rate": unlimited(), "max_in_flight": 5});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("lost", "a.x", count, |_| None).await;
+    wait_for_dead(gateway, count).await;
+    endpoint
+}
+
+async fn wait_for_dead(gateway: &Gateway, count: usize) {
+    eventually("dead letters", || async {
+        let groups = gateway.client.get(&format!("{DEAD}/groups")).await.expect(200);
+        if groups["total"]["count"] == count { Ok(()) } else { Err(groups["total"].to_string()) }
+    })
+    .await;
+}
+
+async fn wait_for_job(gateway: &Gateway, job: &Value, is_so: impl Fn(&Value) -> bool) -> Value {
+    let path = format!("{JOBS}/{}", job["id"].as_str().unwrap());
+    eventually("the job to come so far", || async {
+        let job = gateway.client.get(&path).await.expect(200);
+        if is_so(&job) { Ok(job) } else { Err(job.to_string()) }
+    })
+    .await
+}
+
+fn is_finished(job: &Value) -> bool {
+    job["state"] == "finished"
+}
+
+async fn a_lost_night_is_grouped_previewed_and_replayed_with_one_command() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = lost(&gateway, &receiver, 60).await;
+    let groups = asked(&gateway, &["dead-letters", "groups", "--by", "endpoint,cause,status"]).await;
+    let group = &groups["data"][0];
+    assert_eq!(
+        (&group["endpoint"], &group["cause"], &group["answer"]),
+        (&endpoint["id"], &json!("refused"), &json!("400"))
+    );
+    assert_eq!((&group["count"], &groups["total"]["count"], &group["day"]), (&json!(60), &json!(60), &Value::Null));
+    let all = asked(&gateway, &["dead-letters", "groups", "--all"]).await;
+    assert_eq!(all["data"][0]["tenant"], "default");
+    receiver.answer_with(|_| Reply::Status(200));
+
+    let replay = ["dead-letters", "replay", "--since", "2h", "--cause", "refused", "--answer", "4xx"];
+    let preview = asked(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert_eq!((&preview["matches"], &preview["is_exact"]), (&json!(60), &json!(true)));
+    assert_eq!(preview["endpoints"][0]["endpoint"], endpoint["id"]);
+    assert_eq!(receiver.count(), 60, "a preview sends nothing");
+
+    let job = asked(&gateway, &replay).await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["matched"], &job["done"], &job["left_out"]), (&json!(60), &json!(60), &json!([])));
+    assert_eq!(job["outcome"], json!({"delivered": 60, "dead": 0, "waiting": 0}));
+    assert_eq!(job["endpoints"][0]["done"], 60);
+    assert!(receiver.times_by_id().values().all(|times| *times == 2), "once refused and once delivered");
+    wait_for_dead(&gateway, 0).await;
+    let audit = gateway.list("/v1/tenants/default/audit").await;
+    let about: Vec<&Value> = audit.iter().filter(|entry| entry["resource"] == job["id"]).collect();
+    assert_eq!((about.len(), &about[0]["action"]), (1, &json!("job.started")));
+}
+
+async fn a_job_goes_on_after_kill_nine_and_takes_each_delivery_once() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    lost(&gateway, &receiver, 60).await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let new = json!({"kind": "replay", "filter": {"all": true}, "per_second": 20, "note": "the night of the outage"});
+    let job = gateway.client.post_json(JOBS, &new).await.expect(202);
+    receiver.wait_for(70).await;
+    let gateway = gateway.killed_and_restarted().await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!(
+        (&job["done"], &job["outcome"]["delivered"], &job["note"]),
+        (&json!(60), &json!(60), &json!("the night of the outage"))
+    );
+    let deliveries = gateway.list("/v1/tenants/default/deliveries").await;
+    assert!(deliveries.iter().all(|delivery| delivery["state"] == "delivered"), "{deliveries:?}");
+    // Only what was on the wire when it was killed may have come once more.
+    let times = receiver.times_by_id();
+    assert!(times.values().all(|times| (2..=3).contains(times)), "{times:?}");
+    assert!(times.values().filter(|times| **times == 3).count() <= 5, "{times:?}");
+}
+
+async fn a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_passed() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(400)]).await;
+    let settings = json!({"url": receiver.url(), "rate": unlimited(), "retry": eager_retry(2)});
+    let blocking = gateway.create_endpoint(settings).await;
+    gateway.send_many("k", "a.x", 12, |n| Some(format!("key{}", n % 3))).await;
+    wait_for_dead(&gateway, 3).await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let filter = json!({"endpoints": [blocking["id"]]});
+    let job = gateway.client.post_json(JOBS, &json!({"kind": "replay", "filter": filter})).await.expect(202);
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!(job["done"], 3, "the heads; the rest follows");
+    let seen = receiver.wait_for(15).await;
+    for key in ["key0", "key1", "key2"] {
+        let seqs: Vec<&str> =
+            seen.iter().filter(|one| one.header("x-key") == key).map(|one| one.header("x-seq")).collect();
+        assert_eq!(seqs, ["1", "1", "2", "3", "4"]);
+    }
+    // What arrived has been passed: to send it again is to send an older state.
+    gateway.drained(&blocking).await;
+    let again = json!({"kind": "replay", "filter": {"state": "delivered", "endpoints": [blocking["id"]]}});
+    let job = gateway.client.post_json(JOBS, &again).await.expect(202);
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["done"], &job["left_out"]), (&json!(0), &json!([{"why": "overtaken", "count": 12}])));
+    assert_eq!(receiver.count(), 15);
+}
+
+async fn a_job_is_paused_resumed_cancelled_and_limited() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    lost(&gateway, &receiver, 20).await;
+    let slow = json!({"kind": "replay", "filter": {"all": true}, "per_second": 0.001});
+    let first = gateway.client.post_json(JOBS, &slow).await.expect(202);
+    let path = format!("{JOBS}/{}", first["id"].as_str().unwrap());
+    assert_eq!(gateway.client.post(&format!("{path}/pause"), "").await.expect(200)["state"], "paused");
+    let second = gateway.client.post_json(JOBS, &slow).await.expect(202);
+    let refused = gateway.client.post_json(JOBS, &slow).await.problem(422, "limit_exceeded");
+    assert_eq!(refused["limit"], "jobs_running");
+    let resumed = asked(&gateway, &["jobs", "resume", first["id"].as_str().unwrap()]).await;
+    assert_eq!(resumed["state"], "running");
+    assert_eq!(gateway.client.post(&format!("{path}/cancel"), "").await.expect(200)["state"], "cancelled");
+    gateway.client.post(&format!("{path}/resume"), "").await.problem(409, "wrong_state");
+    asked(&gateway, &["jobs", "cancel", second["id"].as_str().unwrap()]).await;
+    let discard = json!({"kind": "discard", "filter": {"event_types": ["a.*"], "answers": ["400"]}});
+    let job = gateway.client.post_json(JOBS, &discard).await.expect(202);
+    wait_for_job(&gateway, &job, is_finished).await;
+    wait_for_dead(&gateway, 0).await;
+    let listed = asked(&gateway, &["jobs", "list", "--all"]).await;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 3);
+    assert_eq!(listed["data"][0]["id"], job["id"]);
+}
+
+async fn what_is_asked_of_a_job_is_checked() {
+    let gateway = Gateway::start().await;
+    for (body, pointer) in [
+        (json!({"kind": "replay", "filter": {}}), "/filter"),
+        (json!({"kind": "replay"}), "/filter"),
+        (json!({"kind": "retry", "filter": {"state": "dead"}}), "/filter/state"),
+        (json!({"kind": "replay", "filter": {"all": true}, "per_second": 0}), "/per_second"),
+        (json!({"kind": "send", "filter": {"all": true}}), "/kind"),
+    ] {
+        let refused = gateway.client.post_json(JOBS, &body).await.problem(422, "invalid_field");
+        assert_eq!(refused["errors"][0]["pointer"], pointer, "{refused}");
+    }
+    gateway
+        .client
+        .post_json(JOBS, &json!({"kind": "replay", "filter": {"alles": 1}}))
+        .await
+        .problem(422, "unknown_field");
+    gateway.client.get(&format!("{JOBS}/job_00000000000000000000000000")).await.problem(404, "not_found");
+    let job = gateway.client.post_json(JOBS, &json!({"kind": "replay", "filter": {"all": true}})).await.expect(202);
+    assert_eq!(job["state"], "finished", "there was nothing to do");
+}
