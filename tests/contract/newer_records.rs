@@ -119,8 +119,8 @@ async fn a_tenant_of_a_newer_version_keeps_what_is_known_of_it(fixture: StoreFix
     let endpoint = fixture.endpoint(json!({})).await;
     let event = event("a").event().clone();
     let before = fixture.store.tenant(&ours()).unwrap();
-    changed_by_a_newer_node(&fixture, "tenants", "limits = '{\"jobs_running\":2}' WHERE id = 'default'").await;
-    names(&fixture.store.matching(&event).unwrap_err(), "tenants.limits has something at jobs_running");
+    changed_by_a_newer_node(&fixture, "tenants", "limits = '{\"jobs_asleep\":2}' WHERE id = 'default'").await;
+    names(&fixture.store.matching(&event).unwrap_err(), "tenants.limits has something at jobs_asleep");
     assert_eq!(fixture.store.tenant(&ours()).unwrap(), before);
     let change = posthaste::model::tenant::Tenant::clone(&before);
     names(&fixture.store.put_tenant(&Initiator::Gateway, change).await.unwrap_err(), "tenants.limits");
