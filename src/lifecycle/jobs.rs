@@ -92,20 +92,20 @@ impl JobRunner {
         }
         let now = gateway.clock.now();
         let endpoint = gateway.store.endpoint(&job.tenant, part.endpoint);
-        let waiting = match job.spec.kind.is_sending() {
-            true => gateway.store.job_waiting(&job.tenant, job.id, part.endpoint).await?,
-            false => Vec::new(),
+        let waiting = if job.spec.kind.is_sending() {
+            gateway.store.job_waiting(&job.tenant, job.id, part.endpoint).await?
+        } else {
+            Vec::new()
         };
         let (still, ended): (Vec<WaitingInJob>, Vec<WaitingInJob>) =
             waiting.into_iter().partition(|one| one.state == Some(DeliveryState::Waiting) && endpoint.is_some());
         let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace { allowance: 1.0, at: now });
         let most = pace.most(&job.spec, endpoint.as_deref(), still.len(), now);
-        let page = match part.is_read || most == 0 {
-            true => CandidatePage::default(),
-            false => {
-                let state = job.spec.state();
-                gateway.store.job_candidates(&job.tenant, part.endpoint, state, part.after, LOOK).await?
-            }
+        let page = if part.is_read || most == 0 {
+            CandidatePage::default()
+        } else {
+            let state = job.spec.state();
+            gateway.store.job_candidates(&job.tenant, part.endpoint, state, part.after, LOOK).await?
         };
         let lanes = still.into_iter().filter_map(|one| one.lane).collect();
         let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());

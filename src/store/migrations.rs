@@ -24,4 +24,5 @@ pub const POSTGRES: &[&str] = &[
     include_str!("postgres/migrations/0005.sql"),
     include_str!("postgres/migrations/0006.sql"),
     include_str!("postgres/migrations/0007.sql"),
+    include_str!("postgres/migrations/0008.sql"),
 ];

@@ -77,8 +77,8 @@ async fn a_right_of_a_newer_version_is_left_out(fixture: StoreFixture) {
 /// Lets a node of a newer version change a row of the catalog, and this one hear of
 /// it, with the next change that it makes itself.
 async fn changed_by_a_newer_node(fixture: &StoreFixture, table: &str, change: &str) {
-    let bump = "UPDATE catalogue SET version = version + 1";
-    let sql = format!("{bump}; UPDATE {table} SET version = (SELECT version FROM catalogue), {change}");
+    let bump = "UPDATE catalog SET version = version + 1";
+    let sql = format!("{bump}; UPDATE {table} SET version = (SELECT version FROM catalog), {change}");
     fixture.execute(&sql).await;
     fixture.put_tenant("bystander").await;
 }

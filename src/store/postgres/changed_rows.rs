@@ -79,7 +79,7 @@ impl PostgresState {
     /// Reads the rows that changed after the version `known`.
     pub async fn read_after(&self, known: i64) -> Result<ChangedRows> {
         let tx = self.connections.begin_reading().await?;
-        let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
+        let version: i64 = tx.query("SELECT version FROM posthaste.catalog", bind![]).await?[0].get(0);
         let tenants = tx.query(PostgresTenantRow::SQL, bind![known]).await?;
         let tenants = tenants.iter().map(|row| self.changed_tenant(PostgresTenantRow::read(row))).collect();
         let seal = &self.options.seal;

@@ -81,7 +81,7 @@ impl<'a> UnitOfWork<'a> {
         if let Some(version) = self.done.version {
             return Ok(version);
         }
-        let sql = "UPDATE posthaste.catalogue SET version = version + 1 RETURNING version";
+        let sql = "UPDATE posthaste.catalog SET version = version + 1 RETURNING version";
         let version = self.tx.query(sql, bind![]).await?[0].get(0);
         self.done.version = Some(version);
         Ok(version)

@@ -5,10 +5,10 @@
 -- taken in order of (endpoint, lane), so two batches cannot stand in each
 -- other's way twice, and the row of a lane is locked from here until the
 -- commit, so places are numbered in commit order over all nodes. Nothing is
--- written if the catalogue has moved on since the events were matched.
+-- written if the catalog has moved on since the events were matched.
 -- Served by the primary keys of events, stored, lanes and queue.
 WITH known AS (
-    SELECT version FROM posthaste.catalogue WHERE version = coalesce({version}, version)
+    SELECT version FROM posthaste.catalog WHERE version = coalesce({version}, version)
 ), written AS (
     INSERT INTO posthaste.events ({event_keys.columns}, {events.columns})
     SELECT e.* FROM known, unnest({event_keys}, {events}) AS e ({event_keys.columns}, {events.columns})

@@ -1,5 +1,5 @@
 -- Accept: remembers the ids that producers chose, and writes everything else in
--- one statement. A known id, or a catalogue that has changed, rolls the
+-- one statement. A known id, or a catalog that has changed, rolls the
 -- transaction back; the caller then resolves each id by itself.
 --
 -- Safe when two nodes run it at once: as remember_ids, then as accept.
@@ -17,6 +17,6 @@ BEGIN
     RETURN QUERY
 {accept};
     IF NOT EXISTS (SELECT FROM posthaste.events e WHERE e.no = ({event_keys.no})[1]) THEN
-        RAISE EXCEPTION 'the catalogue has moved on' USING ERRCODE = 'PH002';
+        RAISE EXCEPTION 'the catalog has moved on' USING ERRCODE = 'PH002';
     END IF;
 END

@@ -1,7 +1,7 @@
 -- Locks endpoints.
 --
 -- Two nodes at once: rows are locked in order of their numbers, after the
--- catalogue and before any lane, as every change of an endpoint does. So what
+-- catalog and before any lane, as every change of an endpoint does. So what
 -- is read of an endpoint after this stays true until the commit.
 --
 -- Served by: the unique index on id.

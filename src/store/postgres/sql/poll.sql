@@ -1,5 +1,5 @@
 -- Reads all that a node polls for: what other nodes accepted for its shards
--- since the last poll, the catalogue's version, whether a shard is free,
+-- since the last poll, the catalog's version, whether a shard is free,
 -- whether a node's lease has ended, the number of nodes, the start time of the
 -- server, and its clock.
 --
@@ -12,7 +12,7 @@
 --
 -- Served by: queue_arrivals; the order leaves the planner no other index.
 SELECT {columns}
-FROM posthaste.catalogue c LEFT JOIN (
+FROM posthaste.catalog c LEFT JOIN (
     SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.look_at) AS look_at, count(*) AS arrived
     FROM (
         (SELECT w.* FROM posthaste.queue w
