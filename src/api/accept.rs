@@ -438,10 +438,12 @@ fn in_batch(body: &Bytes, event: &[u8], problem: Problem) -> Problem {
     if event.len() == body.len() {
         return problem;
     }
+    if problem.code() != ProblemCode::InvalidJson {
+        return problem.about_event();
+    }
     let start = event.as_ptr() as usize - body.as_ptr() as usize;
     let lines_before = body[..start].iter().filter(|byte| **byte == b'\n').count();
-    let located = line_fault(event, lines_before).filter(|_| problem.code() == ProblemCode::InvalidJson);
-    located.unwrap_or(problem).about_event()
+    line_fault(event, lines_before).unwrap_or(problem).about_event()
 }
 
 fn is_version(text: &str) -> bool {

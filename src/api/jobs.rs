@@ -302,6 +302,17 @@ fn checked(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
         let detail = "filter is empty; choose deliveries, or write {\"all\": true} to take every one";
         return Err(invalid("/filter", detail.into()));
     }
+    let times = [
+        ("accepted", filter.accepted_since, filter.accepted_until),
+        ("finished", filter.finished_since, filter.finished_until),
+    ];
+    for (what, since, until) in times {
+        if let Some((since, until)) = since.zip(until).filter(|(since, until)| since > until) {
+            let detail =
+                format!("{what}_since ({since}) is after {what}_until ({until}), so nothing can match; swap them");
+            return Err(invalid(&format!("/filter/{what}_since"), detail));
+        }
+    }
     if filter.ids.len() > IDS_MAX {
         let detail = format!("ids has {} ids; use at most 5,000, and several jobs for more", filter.ids.len());
         return Err(invalid("/filter/ids", detail));

@@ -21,6 +21,7 @@ use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::health::{BreakerState, EndpointHealth};
 use crate::model::id::TenantId;
+use crate::model::url_versions::masked;
 use crate::store::{ListPage, ScannedPage};
 
 /// One page of a list over all tenants. It may be short and still have a next one.
@@ -156,7 +157,7 @@ pub async fn endpoints(
         None => 0,
         Some(text) => text.parse().map_err(|_| Problem::from(crate::store::Error::InvalidCursor))?,
     };
-    let listed = matching_endpoints(&api, &params).await;
+    let listed = matching_endpoints(&api, &params, principal.sees_urls()).await;
     let page: Vec<&Endpoint> = listed.iter().skip(skipped).take(page_request.limit).map(Arc::as_ref).collect();
     let end = skipped + page.len();
     let next = (end < listed.len()).then(|| end.to_string());
@@ -166,14 +167,14 @@ pub async fn endpoints(
 
 /// Returns the endpoints that match, in their order. All of them are in memory; what
 /// only their owners know is read where it matters.
-async fn matching_endpoints(api: &SharedApiState, params: &EndpointOfAllParams) -> Vec<Arc<Endpoint>> {
+async fn matching_endpoints(api: &SharedApiState, params: &EndpointOfAllParams, sees_urls: bool) -> Vec<Arc<Endpoint>> {
     let store = &api.gateway.store;
     let mut listed: Vec<Arc<Endpoint>> =
         store.tenants().iter().flat_map(|tenant| store.endpoints(&tenant.id)).collect();
     let text = params.q.as_ref().map(|text| text.to_lowercase());
     listed.retain(|endpoint| {
         params.state.is_none_or(|state| endpoint.status.state == state)
-            && text.as_ref().is_none_or(|text| mentions(endpoint, text))
+            && text.as_ref().is_none_or(|text| mentions(endpoint, text, sees_urls))
     });
     listed.sort_by_key(|endpoint| std::cmp::Reverse(endpoint.id));
     let sort = params.sort.unwrap_or_default();
@@ -205,10 +206,12 @@ async fn matching_endpoints(api: &SharedApiState, params: &EndpointOfAllParams) 
     listed
 }
 
-/// Whether this text, in lower case, is in what names an endpoint.
-fn mentions(endpoint: &Endpoint, text: &str) -> bool {
+/// Whether this text, in lower case, is in what names an endpoint. A caller who sees
+/// URLs masked must not learn the rest of them by searching.
+fn mentions(endpoint: &Endpoint, text: &str, sees_urls: bool) -> bool {
     let settings = &endpoint.settings;
+    let url = if sees_urls { settings.url.clone() } else { masked(&settings.url) };
     let names = [endpoint.id.to_string(), endpoint.tenant.to_string()];
-    let texts = [Some(&settings.url), Some(&settings.description), settings.owner_email.as_ref()];
+    let texts = [Some(&url), Some(&settings.description), settings.owner_email.as_ref()];
     names.iter().chain(texts.into_iter().flatten()).any(|part| part.to_lowercase().contains(text))
 }

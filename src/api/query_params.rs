@@ -49,8 +49,12 @@ impl<F: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ListParams<F> 
         };
         let page = from_query(&uri_of(page)).map_err(|message| of_query_error(&message, &parts.uri))?;
         let filter = from_query(&uri_of(filter)).map_err(|message| {
-            let is_unknown = message.contains("unknown field `");
-            of_query_error(&if is_unknown { message + ", `limit`, `cursor`" } else { message }, &parts.uri)
+            let message = match message.strip_suffix(", there are no fields") {
+                Some(unknown) => format!("{unknown}, expected one of `limit`, `cursor`"),
+                None if message.contains("unknown field `") => message + ", `limit`, `cursor`",
+                None => message,
+            };
+            of_query_error(&message, &parts.uri)
         })?;
         Ok(Self { filter, page })
     }

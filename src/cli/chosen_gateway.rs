@@ -2,9 +2,13 @@
 //! is the one whose data directory is in this folder, else the context in use. A data
 //! directory has a file that says where its gateway listens.
 //!
-//! Invariant: the token of a context is shown to the server of that context alone.
+//! Invariant: the token of a context is shown to the server of that context alone,
+//! and a folder never leads a token to another machine.
 
-use std::net::SocketAddr;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use url::Url;
@@ -76,11 +80,12 @@ impl ChosenGateway {
         folder: &Path,
         listen: Option<SocketAddr>,
     ) -> Self {
+        let listen = listen.filter(is_of_this_machine);
         let here = folder.join(TOKEN_HERE).exists().then(|| PathBuf::from(TOKEN_HERE));
         let (server, token_found, from) = match (server, &here, contexts.in_use()) {
             (Some(server), _, _) => {
                 let known = contexts.contexts.values().find(|context| is_at(context, server));
-                (server.clone(), here.or(known.and_then(|known| known.token_file.clone())), GatewaySource::Named)
+                (server.clone(), known.and_then(|known| known.token_file.clone()).or(here), GatewaySource::Named)
             }
             (None, Some(_), _) => (server_of_folder(contexts, folder, listen), here, GatewaySource::Folder),
             (None, None, Some((name, context))) => {
@@ -100,12 +105,18 @@ impl ChosenGateway {
 /// written itself, as the settings file says, or as it was remembered from a start.
 fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<SocketAddr>) -> Url {
     let token = folder.join("posthaste-data/admin-token");
-    let written = std::fs::read_to_string(folder.join("posthaste-data").join(ADDRESS_FILE)).ok();
-    if let Some(url) = written.and_then(|text| server_url(text.trim()).ok()).or(listen.map(url_of)) {
-        return url;
+    let written = AddressFile::read(&folder.join("posthaste-data")).filter(is_of_this_machine);
+    if let Some(address) = written.or(listen) {
+        return url_of(address);
     }
     let is_its = |context: &&GatewayContext| context.token_file.as_ref() == Some(&token);
     parsed(contexts.contexts.values().find(is_its).map_or(USUAL_SERVER, |context| &context.server))
+}
+
+/// Whether an address belongs to this machine. A folder may come from anybody, and the
+/// token that is sent may be the user's own.
+fn is_of_this_machine(address: &SocketAddr) -> bool {
+    address.port() != 0 && UdpSocket::bind((address.ip(), 0)).is_ok()
 }
 
 /// Returns the URL at which this machine reaches a gateway that listens there.
@@ -113,30 +124,41 @@ fn url_of(listen: SocketAddr) -> Url {
     parsed(&format!("http://{}", reachable(listen)))
 }
 
-/// The file in a data directory that says where its gateway listens, for as long as
-/// the gateway runs.
+/// The file in a data directory that says where its gateway listens. The gateway locks
+/// it for as long as it runs, so that nobody believes the file of one that was killed.
 pub struct AddressFile {
     path: PathBuf,
-    text: String,
+    _locked: File,
 }
 
 impl AddressFile {
     /// Writes the file, if there is a data directory. Commands find the gateway without
     /// it, too, so a failure is none of the gateway.
     pub fn write(data: &Path, address: SocketAddr) -> Option<Self> {
-        let text = format!("{}\n", url_of(address).as_str().trim_end_matches('/'));
         let path = data.join(ADDRESS_FILE);
-        std::fs::write(&path, &text).ok().map(|()| Self { path, text })
+        let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).ok()?;
+        // The file of another node on the same directory stays.
+        file.try_lock().ok()?;
+        file.set_len(0).ok()?;
+        file.write_all(format!("{}\n", reachable(address)).as_bytes()).ok()?;
+        Some(Self { path, _locked: file })
+    }
+
+    /// Returns the address of the gateway that runs on this data directory.
+    fn read(data: &Path) -> Option<SocketAddr> {
+        let path = data.join(ADDRESS_FILE);
+        match File::open(&path).ok()?.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => std::fs::read_to_string(path).ok()?.trim().parse().ok(),
+            // Nobody holds it: its gateway has been killed.
+            Ok(()) | Err(TryLockError::Error(_)) => None,
+        }
     }
 }
 
 impl Drop for AddressFile {
     fn drop(&mut self) {
-        // Another node may have been started on the same directory since. A file that
-        // stays is replaced by the next start.
-        if std::fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        // Still locked, so it is this gateway's own. A file that stays is not believed.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -185,6 +207,28 @@ mod tests {
         let token = folder.path().join("posthaste-data/admin-token");
         moved.remember("127.0.0.1:9000".parse().unwrap(), &token);
         assert_eq!(chosen(None, &moved, folder.path()).0, "http://127.0.0.1:9000/", "where it was started");
+    }
+
+    #[test]
+    fn a_folder_leads_to_its_running_gateway_and_never_to_another_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("posthaste-data");
+        std::fs::create_dir(&data).unwrap();
+        std::fs::write(data.join("admin-token"), "pha_x").unwrap();
+        let server = |listen: Option<&str>| {
+            let listen = listen.map(|listen| listen.parse().unwrap());
+            ChosenGateway::of(None, None, &ContextsFile::default(), folder.path(), listen).server.to_string()
+        };
+        let running = AddressFile::write(&data, "127.0.0.1:18411".parse().unwrap()).unwrap();
+        assert_eq!(server(None), "http://127.0.0.1:18411/");
+        drop(running);
+        // As after a kill: the file is there, and nobody holds it.
+        std::fs::write(data.join(ADDRESS_FILE), "127.0.0.1:18411\n").unwrap();
+        assert_eq!(server(None), "http://127.0.0.1:8400/");
+        let _forged = AddressFile::write(&data, "203.0.113.9:18411".parse().unwrap()).unwrap();
+        assert_eq!(server(None), "http://127.0.0.1:8400/");
+        assert_eq!(server(Some("203.0.113.9:18411")), "http://127.0.0.1:8400/");
+        assert_eq!(server(Some("127.0.0.1:18412")), "http://127.0.0.1:18412/");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub struct ConfigArgs {
     of_gateway: bool,
     /// Print the reference page of all settings instead.
     #[arg(long)]
-    reference: bool,
+    pub(super) reference: bool,
     /// The settings file; posthaste.toml is read when it is there.
     #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,

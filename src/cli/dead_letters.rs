@@ -52,6 +52,7 @@ enum DeadLettersAction {
 #[derive(Debug, clap::Args)]
 struct DeadLettersChange {
     /// The delivery's id; without it, those that match the options.
+    #[arg(conflicts_with = "NewJobArgs")]
     id: Option<String>,
     #[command(flatten)]
     many: NewJobArgs,

@@ -13,7 +13,7 @@ use super::advice;
 use super::client::{Client, ClientArgs};
 use super::confirm::counted;
 use super::output::{self, Column, OutputFormat, text};
-use super::request::{JsonBody, PageArgs, past_time};
+use super::request::{JsonBody, PageArgs, check_order, past_time};
 use crate::model::delivery::DeadCause;
 use crate::model::id::EndpointId;
 use crate::model::job::JobKind;
@@ -142,6 +142,7 @@ pub struct NewJobArgs {
 impl NewJobArgs {
     /// Starts the job, or previews it, and shows its progress.
     pub async fn start(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
+        check_order("--since", self.since, "--until", self.until)?;
         let filter = self.filter();
         let body = JsonBody::default()
             .field("kind", Some(&kind))

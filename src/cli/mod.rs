@@ -106,17 +106,30 @@ pub enum Command {
     Bench(bench::BenchArgs),
 }
 
+impl Command {
+    /// Whether a variable of the environment can change what the command does.
+    fn reads_environment(&self) -> bool {
+        match self {
+            Self::Openapi(_) | Self::Completions(_) => false,
+            Self::Config(args) => !args.reference,
+            _ => true,
+        }
+    }
+}
+
 /// Runs the command of the command line; returns the exit code.
 pub fn run() -> ExitCode {
     let args = command_first(std::env::args_os().collect());
     let is_json = failure::is_json_wanted(&args);
-    if let Err(unknown) = crate::config::environment::check() {
-        return failure::report(&failure::CommandFailure::usage(unknown.to_string()).into(), is_json);
-    }
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(problem) => return failure::report_usage(&problem, is_json),
     };
+    if cli.command.reads_environment()
+        && let Err(unknown) = crate::config::environment::check()
+    {
+        return failure::report(&failure::CommandFailure::usage(unknown.to_string()).into(), is_json);
+    }
     match run_in_runtime(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => failure::report(&problem, is_json),
@@ -231,6 +244,18 @@ mod tests {
         for line in ["posthaste --tenant acme serve", "posthaste --tenants acme endpoints list"] {
             assert!(parsed(line).unwrap_err().to_string().contains("unexpected argument '--tenant"), "{line}");
         }
+    }
+
+    #[test]
+    fn an_option_for_many_dead_letters_is_refused_beside_an_id() {
+        for option in ["--dry-run", "--everything", "--note x", "--cause refused"] {
+            for line in ["replay", "discard"].map(|verb| format!("posthaste dead-letters {verb} dlv_1 {option}")) {
+                let said = parsed(&line).unwrap_err().to_string();
+                assert!(said.contains("cannot be used with"), "{line}: {said}");
+            }
+        }
+        assert!(parsed("posthaste dead-letters discard dlv_1").is_ok());
+        assert!(parsed("posthaste dead-letters discard --everything --dry-run").is_ok());
     }
 
     #[test]

@@ -74,9 +74,11 @@ impl Screen {
     }
 
     /// Breaks the lines of a text between words, where they are wider than the place.
+    /// Indented lines are there to be copied, and stay as they are.
     pub fn fit(self, text: &str) -> String {
         let Some(width) = self.width else { return text.to_owned() };
-        text.split('\n').map(|line| wrapped_to(line, "", width)).collect::<Vec<_>>().join("\n")
+        let fitted = |line: &str| if line.starts_with("  ") { line.to_owned() } else { wrapped_to(line, "", width) };
+        text.split('\n').map(fitted).collect::<Vec<_>>().join("\n")
     }
 
     /// Colours a text, if the place shows colours.
@@ -169,6 +171,16 @@ mod tests {
         for cause in DeadCause::ALL {
             assert_eq!(Tone::of("cause", cause.as_str()), Some(Tone::Bad), "{cause:?}");
         }
+    }
+
+    #[test]
+    fn sentences_are_wrapped_and_what_is_to_be_copied_stays_whole() {
+        let screen = Screen { width: Some(20), has_colour: false };
+        let command = "  posthaste listen --secret whsec_1234567890";
+        assert_eq!(
+            screen.fit(&format!("one two three four five\n{command}")),
+            format!("one two three four\nfive\n{command}")
+        );
     }
 
     #[test]

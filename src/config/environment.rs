@@ -13,7 +13,8 @@ const OF_THE_COMMAND_LINE: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE"
 const PREFIX: &str = "POSTHASTE_";
 
 /// Beginnings of variables that the tests and `./check` read.
-const OF_THE_TESTS: &[&str] = &["TEST_", "FAULTS_", "DIFFERENTIAL_", "SIM_", "FUZZ_", "BENCH_", "SBOM"];
+const OF_THE_TESTS: &[&str] =
+    &["TEST_", "FAULTS_", "DIFFERENTIAL_", "SIM_", "FUZZ_", "BENCH_", "INSTRUCTIONS", "WRITE_TABLES", "SBOM"];
 
 /// Refuses `POSTHASTE_…` variables of this process that nothing reads.
 pub fn check() -> anyhow::Result<()> {

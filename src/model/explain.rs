@@ -151,10 +151,12 @@ pub fn secret_change(secrets: &[Secret], created_at: Timestamp, attempt: &Attemp
     let made = || secrets.iter().map(|secret| secret.created_at);
     let oldest = made().min()?;
     let rotated_at = made().filter(|made_at| *made_at > oldest.min(first_at) && *made_at <= at).max();
-    // While an older secret signs as well, a receiver that has it can verify.
+    // While an older secret signs as well, a receiver that has either can verify, unless
+    // there is room for one signature only.
     let is_older = |secret: &&Secret| rotated_at.is_some_and(|rotated_at| secret.created_at < rotated_at);
     let signs = |secret: &Secret| secret.expires_at.is_none_or(|ends_at| ends_at > at);
-    let rotated_at = rotated_at.filter(|_| !secrets.iter().filter(is_older).any(signs));
+    let is_one = attempt.signatures.iter().any(|profile| profile.carries_one());
+    let rotated_at = rotated_at.filter(|_| is_one || !secrets.iter().filter(is_older).any(signs));
     let ended_at = secrets.iter().filter_map(|secret| secret.expires_at).filter(|ended_at| *ended_at <= at).max();
     let changed_at = rotated_at.max(ended_at).filter(|changed_at| after(*changed_at, SECRET_CHANGE_AGE_MAX) > at)?;
     let seconds = u64::try_from(at.as_second() - changed_at.as_second()).unwrap_or(0);

@@ -41,6 +41,17 @@ pub enum SignatureProfile {
     Github,
 }
 
+impl SignatureProfile {
+    /// Whether a request has room for one signature of this profile only. The oldest
+    /// secret makes it until its overlap has ended.
+    pub fn carries_one(self) -> bool {
+        match self {
+            Self::Sha256 | Self::Timestamped | Self::Github => true,
+            Self::Standard | Self::Svix | Self::Stripe => false,
+        }
+    }
+}
+
 /// Returns every reason to refuse these profiles, with the index in the list.
 pub fn check(profiles: &[SignatureProfile]) -> Vec<(usize, String)> {
     let mut problems = Vec::new();

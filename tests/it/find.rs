@@ -200,7 +200,8 @@ async fn a_gateway_that_was_started_on_a_terminal_is_found_from_any_folder() {
     let _ended = EndedGateway(folder.path().join("gateway-pid"));
     let file = home.path().join(".config/posthaste/contexts.toml");
     eventually("the context to be written", || async {
-        std::fs::read_to_string(&file).map_err(|problem| problem.to_string())
+        let text = std::fs::read_to_string(&file).map_err(|problem| problem.to_string())?;
+        if text.ends_with('\n') { Ok(text) } else { Err("it is empty".to_owned()) }
     })
     .await;
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);

@@ -19,6 +19,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
 use crate::model::named_enum::{NamedEnum, parser};
+use crate::model::signing::SignatureProfile;
 use crate::model::span::Span;
 use crate::model::suggested_command::quoted;
 
@@ -333,11 +334,17 @@ async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &
     let (_, exports) = keys_to_paste(&pasted);
     let overlap = overlap.unwrap_or(OVERLAP_DEFAULT).0;
     let now = SystemClock.now();
-    let old = match now.checked_add(overlap) {
-        Ok(until) if !overlap.is_zero() => format!("The old secret signs as well until {}", output::moment(until, now)),
-        _ => "The old secret does not sign any more".to_owned(),
+    let until = now.checked_add(overlap).ok().filter(|_| !overlap.is_zero()).map(|until| output::moment(until, now));
+    let profiles: Vec<SignatureProfile> = serde_json::from_value(endpoint["signatures"].clone()).unwrap_or_default();
+    let words = match until {
+        Some(until) if profiles.iter().any(|profile| profile.carries_one()) => format!(
+            "Until {until} the old secret alone makes the signatures of sha256, timestamped and github; a receiver that \
+             verifies one of them changes over then, or tries both. The new one:"
+        ),
+        Some(until) => format!("The old secret signs as well until {until}; the receiver verifies with the new one:"),
+        None => "The old secret does not sign any more; the receiver verifies with the new one:".to_owned(),
     };
-    output::done(client.format, &format!("\n{old}; the receiver verifies with the new one:{exports}"))
+    output::done(client.format, &format!("\n{words}{exports}"))
 }
 
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {

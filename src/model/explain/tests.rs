@@ -448,6 +448,9 @@ fn a_refusal_after_a_change_of_secrets_names_it_and_no_other_answer_does() {
     assert_eq!(change(&rotated, 99, 401), None, "it was sent before");
     let overlapping = [secret(100, None), secret(0, Some(500))];
     assert_eq!(change(&overlapping, 280, 401), None, "the old secret signs as well");
+    let signatures = vec![crate::model::signing::SignatureProfile::Github];
+    let attempt = Attempt { started_at: at(280), signatures, ..attempt(401) };
+    assert!(secret_change(&overlapping, at(0), &attempt).is_some(), "there is room for the old one's signature alone");
     let ended = change(&overlapping, 560, 401);
     assert_eq!(ended.as_deref(), Some("an old secret of this endpoint stopped signing 1m before"));
     assert!(change(&rotated, 100, 401).unwrap().ends_with("rotated a moment before"));
