@@ -163,7 +163,10 @@ fn says_why(guard: &Guard, why: &GuardRefusal) {
         GuardRefusal::Plain => assert!(!guard.is_http_allowed),
     }
     let told = BadUrl::from(why.clone()).to_string();
-    let is_named = matches!(why, GuardRefusal::Plain | GuardRefusal::Port(_) | GuardRefusal::Own(_));
+    let is_named = matches!(
+        why,
+        GuardRefusal::Plain | GuardRefusal::Port(_) | GuardRefusal::Own(_) | GuardRefusal::Unspecified(_)
+    );
     assert!(told == FORBIDDEN || is_named, "{told}");
 }
 

@@ -130,6 +130,7 @@ pub struct EndpointOfAllParams {
     /// With this text in their id, tenant, URL, description or owner's address.
     q: Option<String>,
     /// In this order.
+    #[param(inline)]
     sort: Option<EndpointSort>,
     /// How many: 1 to 500, 50 if not said.
     #[param(minimum = 1, maximum = 500)]

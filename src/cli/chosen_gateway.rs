@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -113,10 +113,11 @@ fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<Socke
     parsed(contexts.contexts.values().find(is_its).map_or(USUAL_SERVER, |context| &context.server))
 }
 
-/// Whether an address belongs to this machine. A folder may come from anybody, and the
-/// token that is sent may be the user's own.
+/// Whether an address leads to this machine and nowhere else. A folder may come from
+/// anybody, and the token that is sent may be the user's own; a gateway that listens on
+/// another address is named by a flag or a context.
 fn is_of_this_machine(address: &SocketAddr) -> bool {
-    address.port() != 0 && UdpSocket::bind((address.ip(), 0)).is_ok()
+    address.port() != 0 && reachable(*address).ip().is_loopback()
 }
 
 /// Returns the URL at which this machine reaches a gateway that listens there.

@@ -20,12 +20,15 @@ use crate::model::endpoint::Endpoint;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
 use crate::model::job::{Job, JobCandidate, JobDecision, JobFilter, JobKind, JobPart, JobSpec, LeftOut};
 use crate::model::rate::roughly;
+use crate::store::plan::change::ChangeCondition;
 use crate::store::{CandidatePage, Error, JobAdvanced, JobStep, Result, WaitingInJob};
 
 /// Rest between looks while a job runs here.
 const BUSY_REST: Duration = Duration::from_millis(100);
 /// Rest between looks while none does.
 const IDLE_REST: Duration = Duration::from_secs(1);
+/// Rest after a job was read that this version does not know.
+const UNREADABLE_REST: Duration = Duration::from_secs(60);
 /// Rest after a step that waits for nothing: it only looked, or it calls nobody.
 const STEP_REST: Duration = Duration::from_millis(5);
 /// Deliveries that one step reads.
@@ -39,9 +42,13 @@ pub async fn run(gateway: Arc<Gateway>) {
     loop {
         let rest = match runner.step(&gateway).await {
             Ok(rest) => rest,
-            Err(problem) => {
+            Err(problem @ Error::Unavailable(_)) => {
                 debug!("jobs could not be read; they are read again soon: {problem}");
                 IDLE_REST
+            }
+            Err(problem) => {
+                warn!("no job goes on, because one cannot be read; it is read again in a minute: {problem}");
+                UNREADABLE_REST
             }
         };
         gateway.clock.sleep_until(after(gateway.clock.now(), roughly(rest, rand::random()))).await;
@@ -127,6 +134,10 @@ impl JobRunner {
             after,
             is_read,
             take: picked.take,
+            condition: ChangeCondition {
+                state: Some(job.spec.state()),
+                is_unpassed: job.spec.kind == JobKind::Replay && !job.spec.even_overtaken,
+            },
             left_out: picked.left_out,
             ended: ended.into_iter().map(|one| (one.id, one.state)).collect(),
         };

@@ -283,6 +283,10 @@ impl JobSpec {
         if self.not_older_than.is_some_and(|most| age > i64::try_from(most.as_millis()).unwrap_or(i64::MAX)) {
             return JobDecision::LeaveOut(LeftOut::TooOld);
         }
+        // It would not go, and would keep the job waiting for as long as its lane does.
+        if self.kind == JobKind::Retry && delivery.is_behind {
+            return JobDecision::LeaveOut(LeftOut::WrongState);
+        }
         if self.kind == JobKind::Replay {
             if delivery.cause == Some(DeadCause::Damaged) {
                 return JobDecision::LeaveOut(LeftOut::Damaged);

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use super::changes::DeliveryChanged;
 use super::claim::Claim;
 use super::error::{Error, Result};
+use super::plan::change::ChangeCondition;
 use super::queries::{ListPage, PageRequest};
 use crate::model::audit::{AuditAction, Initiator};
 use crate::model::delivery::DeliveryState;
@@ -61,6 +62,8 @@ pub struct JobStep {
     pub tenant: TenantId,
     /// What is done to each delivery.
     pub kind: JobKind,
+    /// What must still be true of each delivery.
+    pub condition: ChangeCondition,
     /// The part before the step. If it is another by now, nothing is written.
     pub before: JobPart,
     /// Position after the step.

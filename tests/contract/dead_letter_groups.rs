@@ -176,6 +176,7 @@ async fn the_tally_of_a_store_of_the_version_before_is_filled(fixture: StoreFixt
          DROP FUNCTION posthaste.count_added_dead, posthaste.count_removed_dead, posthaste.count_changed_dead CASCADE;
          ALTER TABLE posthaste.dead DROP COLUMN answer;
          DROP TABLE posthaste.jobs, posthaste.job_parts, posthaste.job_waiting;
+         ALTER TABLE posthaste.catalog RENAME TO catalogue;
          DELETE FROM posthaste.migrations WHERE version >= 6;"
     } else {
         "DROP TABLE dead_letters; DROP TABLE dead_tally; DROP TABLE jobs; DROP TABLE job_parts; DROP TABLE job_waiting;

@@ -5,7 +5,8 @@ use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::id::{DeliveryId, JobId};
 use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
-use posthaste::store::{Error, JobStep, MissingResource, PageRequest};
+use posthaste::store::plan::change::ChangeCondition;
+use posthaste::store::{DeliveryChange, Error, JobStep, MissingResource, PageRequest};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, names, ours};
@@ -15,6 +16,8 @@ for_every_store! {
     a_step_changes_its_deliveries_and_moves_its_position_in_one_commit,
     a_step_that_was_made_is_not_made_again,
     what_refuses_is_left_out_and_the_rest_is_done,
+    what_was_changed_since_it_was_read_is_left_out,
+    a_step_from_outdated_counts_is_refused,
     what_a_job_released_is_followed_to_its_end_and_then_it_is_finished,
     a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed,
     a_tenant_has_as_many_jobs_under_way_as_it_may,
@@ -54,6 +57,7 @@ fn step(job: &Job, before: &JobPart, take: &[DeliveryId]) -> JobStep {
         job: job.id,
         tenant: job.tenant.clone(),
         kind: job.spec.kind,
+        condition: ChangeCondition { state: Some(job.spec.state()), is_unpassed: !job.spec.even_overtaken },
         before: before.clone(),
         after: take.last().copied().or(before.after),
         is_read: before.is_read,
@@ -131,7 +135,7 @@ async fn what_refuses_is_left_out_and_the_rest_is_done(fixture: StoreFixture) {
     let dead = dead_letters(&fixture, &endpoint, 3).await;
     let job = started(&fixture, JobKind::Replay, &endpoint).await;
     fixture.store.expunge(&Initiator::Gateway, &ours(), &"e0".parse().unwrap()).await.unwrap();
-    fixture.change(dead[1], posthaste::store::DeliveryChange::Replay, at(100)).await.unwrap();
+    fixture.change(dead[1], DeliveryChange::Replay, at(100)).await.unwrap();
     let part = open_part(&fixture).await;
     let mut step = step(&job, &part, &dead);
     step.left_out = vec![LeftOut::Overtaken];
@@ -141,6 +145,43 @@ async fn what_refuses_is_left_out_and_the_rest_is_done(fixture: StoreFixture) {
     assert_eq!((counts.matched, counts.done), (4, 1));
     let left_out = [(LeftOut::Overtaken, 1), (LeftOut::Expunged, 1), (LeftOut::WrongState, 1)];
     assert_eq!(counts.left_out, left_out.into_iter().collect());
+}
+
+async fn what_was_changed_since_it_was_read_is_left_out(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let delivered = dead_letters(&fixture, &endpoint, 1).await[0];
+    let discarded = fixture.claim(event("laned").key("k").to(&endpoint)).await;
+    fixture.die(&discarded, DeadCause::Refused, at(20)).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let part = open_part(&fixture).await;
+    // A person is faster with one, and gives up another, whose lane moves on.
+    fixture.change(delivered, DeliveryChange::Replay, at(100)).await.unwrap();
+    let claims = fixture.due(&endpoint, at(100)).await.claims;
+    fixture.deliver(&claims[0], at(101)).await;
+    fixture.change(discarded.id, DeliveryChange::Discard, at(101)).await.unwrap();
+    let step = step(&job, &part, &[delivered, discarded.id]);
+    let advanced = fixture.store.advance_job(fixture.lease(endpoint.id), step, at(102)).await.unwrap();
+    assert!(advanced.changed.is_empty());
+    assert_eq!(open_part(&fixture).await.counts.left_out, [(LeftOut::WrongState, 2)].into_iter().collect());
+    assert_eq!(fixture.state(delivered).await, DeliveryState::Delivered);
+    assert_eq!(fixture.state(discarded.id).await, DeliveryState::Cancelled);
+}
+
+async fn a_step_from_outdated_counts_is_refused(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 2).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let lease = fixture.lease(endpoint.id);
+    let part = open_part(&fixture).await;
+    let all = JobStep { is_read: true, ..step(&job, &part, &dead) };
+    fixture.store.advance_job(lease, all, at(101)).await.unwrap();
+    let part = open_part(&fixture).await;
+    // Two nodes have read the same part, and each has seen another delivery end.
+    let ended = |id| JobStep { ended: vec![(id, Some(DeliveryState::Delivered))], ..step(&job, &part, &[]) };
+    fixture.store.advance_job(lease, ended(dead[0]), at(102)).await.unwrap();
+    let second = fixture.store.advance_job(lease, ended(dead[1]), at(103)).await;
+    assert!(matches!(second, Err(Error::Changed)), "{second:?}");
+    assert_eq!(open_part(&fixture).await.counts.waiting, 1);
 }
 
 async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixture: StoreFixture) {

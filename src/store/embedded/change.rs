@@ -15,18 +15,18 @@ use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::delivery_columns::PlanColumns;
-use crate::store::plan::change::{ChangedRow, RowChange, plan};
+use crate::store::plan::change::{ChangeCondition, ChangedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneEffects, LaneMember};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
-/// Makes the change, or says why the delivery's state does not allow it.
+/// Makes the change, or says why the delivery's state or the condition does not allow it.
 pub fn change(
     transaction: &mut WriteTransaction<'_>,
     by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
-    change: DeliveryChange,
+    (change, condition): (DeliveryChange, ChangeCondition),
     now: Timestamp,
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
     let found = match known(find(transaction.db, tenant, id))? {
@@ -34,7 +34,8 @@ pub fn change(
         Ok(None) => return Ok(Err(Error::NotFound(MissingResource::Delivery))),
         Err(code) => return Ok(Err(Error::UnknownCode(code))),
     };
-    let plan = match plan(id, &found.row, change, now) {
+    let checked = condition.check(id, &found.row.delivery, found.stored.plan.lane.is_some());
+    let plan = match checked.and_then(|()| plan(id, &found.row, change, now)) {
         Ok(plan) => plan,
         Err(refused) => return Ok(Err(refused)),
     };

@@ -26,6 +26,28 @@ pub fn failure_of(problem: &rusqlite::Error) -> Error {
             );
             std::process::exit(EXIT_IO);
         }
+        // Our own statements name only what the migrations have made.
+        _ if is_about_schema(problem) => {
+            Error::Unavailable(format!("the schema of the store is damaged ({problem}); restore it from a backup"))
+        }
         _ => Error::Unavailable(problem.to_string()),
+    }
+}
+
+fn is_about_schema(problem: &rusqlite::Error) -> bool {
+    let text = problem.to_string();
+    text.contains("no such column") || text.contains("no such table")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_that_is_not_there_is_told_as_damage() {
+        let db = rusqlite::Connection::open_in_memory().expect("it opens");
+        db.execute_batch("CREATE TABLE deliveries (not_founf INTEGER)").expect("it is made");
+        let problem = db.prepare("SELECT not_found FROM deliveries").map(|_| ()).expect_err("it is another name");
+        assert!(failure_of(&problem).to_string().contains("the schema of the store is damaged"), "{problem}");
     }
 }

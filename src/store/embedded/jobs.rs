@@ -119,12 +119,14 @@ impl JobStore for EmbeddedStore {
     async fn forget_jobs(&self, before: Timestamp) -> Result<()> {
         self.writer
             .write(move |transaction| {
-                let old = "(SELECT id FROM jobs WHERE finished_at < ?)";
+                let old = "(SELECT id FROM jobs WHERE finished_at < ?
+                            OR tenant NOT IN (SELECT no FROM tenants WHERE deleted_at IS NULL))";
                 for table in ["job_parts", "job_waiting"] {
                     let sql = format!("DELETE FROM {table} WHERE job IN {old}");
                     transaction.db.execute(&sql, [millis(before)])?;
                 }
-                transaction.db.execute("DELETE FROM jobs WHERE finished_at < ?", [millis(before)]).map(|_| ())
+                let sql = format!("DELETE FROM jobs WHERE id IN {old}");
+                transaction.db.execute(&sql, [millis(before)]).map(|_| ())
             })
             .await
     }
@@ -262,15 +264,17 @@ fn advance(
 ) -> rusqlite::Result<Result<JobAdvanced>> {
     let db = transaction.db;
     let sql = "SELECT 1 FROM jobs j JOIN job_parts w ON w.job = j.id
-               WHERE j.id = ? AND j.state = 0 AND w.endpoint = ? AND w.after IS ? AND w.is_read = ? AND w.is_done = 0";
+               WHERE j.id = ? AND j.state = 0 AND w.endpoint = ? AND w.after IS ? AND w.is_read = ? AND w.is_done = 0
+                   AND w.counts = ?";
     let before = &step.before;
-    let bound = params![step.job, before.endpoint, before.after, before.is_read];
+    let bound = params![step.job, before.endpoint, before.after, before.is_read, to_json(&before.counts)];
     if !db.prepare_cached(sql)?.exists(bound)? {
         return Ok(Err(Error::Changed));
     }
     let (mut advanced, mut refused) = (JobAdvanced::default(), Vec::new());
     for id in &step.take {
-        match change::change(transaction, &Initiator::Gateway, &step.tenant, *id, step.change(), now)? {
+        match change::change(transaction, &Initiator::Gateway, &step.tenant, *id, (step.change(), step.condition), now)?
+        {
             Ok(changed) => advanced.changed.push((*id, changed)),
             Err(problem) => match refusal(problem) {
                 Ok(why) => refused.push(why),

@@ -8,6 +8,7 @@ use super::{EmbeddedStore, accept, change, claim, expunge, forget, overdue, scru
 use crate::model::audit::Initiator;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
+use crate::store::plan::change::ChangeCondition;
 use crate::store::{
     AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
     ONLY_EPOCH, OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects, Settlement,
@@ -64,7 +65,11 @@ impl DeliveryQueue for EmbeddedStore {
         now: Timestamp,
     ) -> Result<DeliveryChanged> {
         let (by, tenant) = (by.clone(), tenant.clone());
-        self.writer.write(move |transaction| change::change(transaction, &by, &tenant, id, change, now)).await?
+        self.writer
+            .write(move |transaction| {
+                change::change(transaction, &by, &tenant, id, (change, ChangeCondition::default()), now)
+            })
+            .await?
     }
 
     async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {

@@ -35,6 +35,27 @@ impl ChangedRow {
     }
 }
 
+/// What must still be true of a delivery for a change that was decided on earlier.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ChangeCondition {
+    /// The state that it must be in, if there is one.
+    pub state: Option<DeliveryState>,
+    /// Whether its lane, if it has one, must not have moved past it.
+    pub is_unpassed: bool,
+}
+
+impl ChangeCondition {
+    /// Refuses a delivery for which this is no longer true. `has_lane` says whether it
+    /// has a lane, even one that has moved past it.
+    pub fn check(self, id: DeliveryId, row: &DeliveryRow, has_lane: bool) -> Result<()> {
+        let is_other = self.state.is_some_and(|state| state != row.state);
+        if is_other || (self.is_unpassed && has_lane && !row.is_in_lane) {
+            return Err(Error::WrongState(format!("delivery {id} was changed meanwhile")));
+        }
+        Ok(())
+    }
+}
+
 /// What a change writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangePlan {

@@ -17,7 +17,7 @@ use super::unit_of_work::{CommitEffects, UnitOfWork};
 use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::plan::change::{ChangedRow, RowChange, plan};
+use crate::store::plan::change::{ChangeCondition, ChangedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneEffects, LanePlan};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
@@ -32,7 +32,7 @@ pub async fn change(
 ) -> Result<DeliveryChanged> {
     let tx = shared.begin().await?;
     let mut work = UnitOfWork::new(shared, &tx);
-    let changed = make(&mut work, by, tenant, id, change, now).await;
+    let changed = make(&mut work, by, tenant, id, (change, ChangeCondition::default()), now).await;
     let effects: CommitEffects = work.end();
     match changed {
         Ok(changed) => {
@@ -53,13 +53,14 @@ pub async fn make(
     by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
-    change: DeliveryChange,
+    (change, condition): (DeliveryChange, ChangeCondition),
     now: Timestamp,
 ) -> Result<DeliveryChanged> {
     let missing = || Error::NotFound(MissingResource::Delivery);
     let tenant_no = work.shared.index().tenant_no(tenant).ok_or_else(missing)?;
     let found = LockedDelivery::find(work.tx, delivery_no(id)).await?;
     let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;
+    condition.check(id, &delivery.row, delivery.lane.is_some())?;
     let (endpoint, row) = read(work, &delivery, change).await?.ok_or_else(missing)?;
     let plan = plan(id, &row, change, now)?;
     // Locks the lane of a dead letter before the row says that it waits: who

@@ -128,7 +128,8 @@ impl JobStore for PostgresStore {
             return Ok(());
         }
         let tx = self.shared.begin().await?;
-        let sql = "WITH old AS (DELETE FROM posthaste.jobs WHERE finished_at < $1 RETURNING id),
+        let sql = "WITH old AS (DELETE FROM posthaste.jobs WHERE finished_at < $1
+                            OR tenant NOT IN (SELECT no FROM posthaste.tenants WHERE deleted_at IS NULL) RETURNING id),
                         waiting AS (DELETE FROM posthaste.job_waiting WHERE job IN (SELECT id FROM old))
                    DELETE FROM posthaste.job_parts WHERE job IN (SELECT id FROM old)";
         tx.execute(sql, bind![millis(before)]).await?;
@@ -223,9 +224,10 @@ async fn change_job(
 
 async fn advance(work: &mut UnitOfWork<'_>, lease: Lease, step: &JobStep, now: Timestamp) -> Result<JobAdvanced> {
     check(work.tx, work.shared.shard_leases.node(), lease, step).await?;
+    lock_lanes(work.tx, &step.take).await?;
     let (mut advanced, mut refused) = (JobAdvanced::default(), Vec::new());
     for id in &step.take {
-        match change::make(work, &Initiator::Gateway, &step.tenant, *id, step.change(), now).await {
+        match change::make(work, &Initiator::Gateway, &step.tenant, *id, (step.change(), step.condition), now).await {
             Ok(changed) => advanced.changed.push((*id, changed)),
             Err(problem) => refused.push(refusal(problem)?),
         }
@@ -244,14 +246,29 @@ async fn advance(work: &mut UnitOfWork<'_>, lease: Lease, step: &JobStep, now: T
 async fn check(tx: &PgTransaction, node: i64, lease: Lease, step: &JobStep) -> Result<()> {
     let sql = "SELECT 1 FROM posthaste.jobs WHERE id = $1 AND state = 0 FOR UPDATE";
     tx.query_opt(sql, bind![step.job]).await?.ok_or(Error::Changed)?;
-    let sql = "SELECT 1 FROM posthaste.shards WHERE shard = $1 AND node = $2 AND epoch = $3";
+    // Held until the commit, so that no other node reads what is due before it.
+    let sql = "SELECT 1 FROM posthaste.shards WHERE shard = $1 AND node = $2 AND epoch = $3 FOR SHARE";
     let (shard, epoch) = (i16::from(lease.shard.0), lease.epoch.0 as i64);
     tx.query_opt(sql, bind![shard, node, epoch]).await?.ok_or(Error::Stale(lease.shard))?;
     let before = &step.before;
     let sql = "SELECT 1 FROM posthaste.job_parts WHERE job = $1 AND endpoint = $2 AND after IS NOT DISTINCT FROM $3
-               AND is_read = $4 AND NOT is_done";
-    tx.query_opt(sql, bind![step.job, before.endpoint, before.after, before.is_read]).await?.ok_or(Error::Changed)?;
+               AND is_read = $4 AND NOT is_done AND counts = $5";
+    let counts = to_json(&before.counts);
+    let bound = bind![step.job, before.endpoint, before.after, before.is_read, counts];
+    tx.query_opt(sql, bound).await?.ok_or(Error::Changed)?;
     Ok(())
+}
+
+/// Locks the lanes of deliveries in the order in which everybody else locks them:
+/// changing one delivery after the other would take them in the order of deliveries.
+async fn lock_lanes(tx: &PgTransaction, ids: &[DeliveryId]) -> Result<()> {
+    let numbers: Vec<i64> = ids.iter().map(|id| delivery_no(*id)).collect();
+    let sql = "SELECT 1 FROM posthaste.lanes l WHERE (l.endpoint, l.lane) IN (
+                   SELECT d.endpoint, d.lane FROM unnest($1) AS taken (no)
+                   CROSS JOIN LATERAL (SELECT * FROM posthaste.deliveries d WHERE d.no = taken.no LIMIT 1) d
+                   WHERE d.lane IS NOT NULL AND NOT d.passed)
+               ORDER BY l.endpoint, l.lane FOR UPDATE OF l";
+    tx.query(sql, bind![numbers]).await.map(|_| ())
 }
 
 async fn write_part(tx: &PgTransaction, step: &JobStep, part: &JobPart, advanced: &JobAdvanced) -> Result<()> {
