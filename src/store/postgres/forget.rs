@@ -60,7 +60,7 @@ async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> 
     let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let step = i64::try_from(horizon.step).unwrap_or(i64::MAX);
     let seen =
-        read_rows(shared, include_str!("sql/forget_look.sql"), bind![after, below, step, accepted_before]).await?;
+        read_rows(shared, include_str!("sql/read_old_events.sql"), bind![after, below, step, accepted_before]).await?;
     let mut forgotten = ForgottenCounts::default();
     if seen.len() >= horizon.step {
         forgotten.next = seen.last().map(|row| row.get::<_, i64>("no") as u64);
@@ -212,7 +212,7 @@ async fn forget_deleted(shared: &PostgresState, horizon: &RetentionHorizon) -> R
     let tx = shared.begin().await?;
     tx.execute(include_str!("sql/forget_endpoints.sql"), bind![deleted_before, STEP]).await?;
     tx.execute(include_str!("sql/forget_tenants.sql"), bind![deleted_before, STEP]).await?;
-    tx.execute(include_str!("sql/forget_calls.sql"), &[]).await?;
+    tx.execute(include_str!("sql/forget_node_questions.sql"), &[]).await?;
     stored_bytes::delete_empty(&tx, deleted_before).await?;
     tx.commit().await
 }

@@ -126,7 +126,7 @@ impl History for PostgresStore {
         };
         let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
         let mut rows =
-            read_rows(&self.shared, include_str!("sql/milestones.sql"), bind![endpoint, below, limit]).await?;
+            read_rows(&self.shared, include_str!("sql/endpoint_events.sql"), bind![endpoint, below, limit]).await?;
         let has_more = rows.len() > page.limit;
         rows.truncate(page.limit);
         let next = rows.last().filter(|_| has_more).map(|row| row.get::<_, i64>(0).to_string());

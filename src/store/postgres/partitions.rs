@@ -249,7 +249,7 @@ impl RetainedRows {
         let slack = number_at(SLACK_MS + millis_of_epoch());
         let limit = RETAINED_MAX as i64 + 1;
         let since = millis(horizon.finished_before);
-        let sql = include_str!("sql/kept_of_day.sql");
+        let sql = include_str!("sql/rows_to_keep.sql");
         let mut retained = Self::default();
         for row in tx.query(sql, bind![day.from, day.to, slack, since, limit]).await? {
             let no: i64 = row.get("no");

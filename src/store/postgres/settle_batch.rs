@@ -41,8 +41,8 @@ pub static SETTLE_RETRY: LazyLock<StoredFunction> = LazyLock::new(|| {
     StoredFunction::query::<WaitingRow>("settle_retry", LOOKUPS, sql.replace("columns", WaitingRow::COLUMNS))
 });
 
-static LOOK_AGAIN: LazyLock<String> = LazyLock::new(|| {
-    let sql = NamedSql::new(include_str!("sql/look_again.sql")).parameter("node", Type::INT8);
+static RECHECK_EXPIRY: LazyLock<String> = LazyLock::new(|| {
+    let sql = NamedSql::new(include_str!("sql/recheck_expiry.sql")).parameter("node", Type::INT8);
     sql.batch::<RecheckBatch>("rechecked").text()
 });
 
@@ -194,7 +194,7 @@ pub async fn write_rechecks(tx: &PgTransaction, node: i64, rows: &RecheckBatch) 
         return Ok(Vec::new());
     }
     let parameters = [vec![bound(&node)], rows.parameters()].concat();
-    Ok(read_all(&tx.query(&LOOK_AGAIN, &parameters).await?))
+    Ok(read_all(&tx.query(&RECHECK_EXPIRY, &parameters).await?))
 }
 
 fn read_all<T: PostgresColumns>(rows: &[Row]) -> Vec<T> {

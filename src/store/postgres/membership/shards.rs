@@ -27,7 +27,7 @@ impl MembershipTask {
             tx.roll_back().await;
             return self.rejoin().await;
         }
-        for row in tx.query(include_str!("../sql/expel.sql"), bind![node]).await? {
+        for row in tx.query(include_str!("../sql/remove_expired_nodes.sql"), bind![node]).await? {
             let (id, name): (i64, &str) = (row.get(0), row.get(1));
             warn!(node = id, "the lease of node {id} ({name}) ended without renewal; its shards are free");
         }

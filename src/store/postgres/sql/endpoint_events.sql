@@ -1,6 +1,6 @@
--- Lists the milestones of an endpoint, newest first.
+-- Lists the events that happened to an endpoint, newest first.
 --
--- Two nodes at once: it only reads, and milestones never change.
+-- Two nodes at once: it only reads, and its rows never change.
 --
 -- Served by: milestones_by_endpoint.
 --

@@ -1,4 +1,4 @@
--- Deletes calls between nodes that nobody waits for any more.
+-- Deletes questions between nodes that nobody waits for any more.
 --
 -- Two nodes at once: the calling node has given up long ago.
 --
