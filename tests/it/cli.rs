@@ -455,7 +455,7 @@ async fn a_rotation_says_how_long_the_old_secret_signs_and_what_to_paste() {
     assert!(!shown.contains("docs/"), "an installed program has no docs folder: {shown}");
     let ep = asked(&gateway, &["endpoints", "list"]).await["data"][0].clone();
     let shown = cli_output(&gateway, &["endpoints", "rotate", id(&ep), "--overlap", "2h"]).await;
-    assert!(shown.contains("The old secret signs as well until ") && shown.contains("(in 2h)"), "{shown}");
+    assert!(shown.contains("(in 2h) the old secret alone makes the signatures of sha256"), "{shown}");
     assert!(
         shown.contains("export WEBHOOK_PUBLIC_KEY=whpk_") && shown.contains("export WEBHOOK_SECRET=whsec_"),
         "{shown}"
@@ -464,6 +464,8 @@ async fn a_rotation_says_how_long_the_old_secret_signs_and_what_to_paste() {
     assert!(shown.contains("The old secret does not sign any more"), "{shown}");
     let bare = gateway.create_endpoint(json!({"url": "http://127.0.0.1:1/", "signatures": []})).await;
     assert_eq!(bare["signatures"], json!(["standard"]), "it always signs");
+    let shown = cli_output(&gateway, &["endpoints", "rotate", id(&bare), "--overlap", "2h"]).await;
+    assert!(shown.contains("The old secret signs as well until ") && shown.contains("(in 2h)"), "{shown}");
 }
 
 #[tokio::test]
