@@ -167,6 +167,13 @@ pub fn per_second(spec: &JobSpec, endpoint: &Endpoint) -> f64 {
     spec.per_second.unwrap_or(endpoint.rate().per_second / 4.0).min(endpoint.rate().per_second)
 }
 
+/// Returns the pace that a job reaches at an endpoint whose receiver answers at once: a
+/// step releases at most `max_in_flight`, and the next begins after a rest.
+fn reached_per_second(spec: &JobSpec, endpoint: &Endpoint) -> f64 {
+    let most = f64::from(endpoint.max_in_flight()) / BUSY_REST.as_secs_f64();
+    per_second(spec, endpoint).min(most)
+}
+
 /// What one step does about the deliveries it has read.
 #[derive(Debug, Default)]
 struct PickedDeliveries {
@@ -295,7 +302,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
             }
             let look = LOOK.min(left);
             let page = gateway.store.job_candidates(&job.tenant, part.endpoint, job.spec.state(), after, look).await?;
-            left -= look.min(page.candidates.len().max(1));
+            left = left.saturating_sub(page.read.max(1));
             for candidate in &page.candidates {
                 match picker.decide(candidate, &|_| false) {
                     JobDecision::Pass => {}
@@ -312,7 +319,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
             }
         }
         let sending = endpoint.as_deref().filter(|_| job.spec.kind.is_sending());
-        let per_second = sending.map(|endpoint| per_second(&job.spec, endpoint));
+        let per_second = sending.map(|endpoint| reached_per_second(&job.spec, endpoint));
         let lanes = lanes.len() as u64;
         preview.endpoints.push(EndpointPreview { endpoint: part.endpoint, matches, lanes, per_second });
     }

@@ -38,6 +38,8 @@ pub struct CandidatePage {
     pub candidates: Vec<JobCandidate>,
     /// The last one that was read, whatever its state.
     pub looked_to: Option<DeliveryId>,
+    /// Number of deliveries that were read, whatever their state.
+    pub read: usize,
     /// Whether there are no more.
     pub is_end: bool,
 }

@@ -226,9 +226,9 @@ fn candidates(
     let mut statement = db.prepare_cached(&sql)?;
     let from = after.map_or(0, delivery_no);
     let mut rows = statement.query(params![endpoint, from, look as i64])?;
-    let (mut page, mut read) = (CandidatePage::default(), 0);
+    let mut page = CandidatePage::default();
     while let Some(row) = rows.next()? {
-        read += 1;
+        page.read += 1;
         let mut column = 0;
         let listed = DeliveryListColumns::read_next(row, &mut column)?;
         let record: Option<String> = SqliteColumns::read_next(row, &mut column)?;
@@ -238,7 +238,7 @@ fn candidates(
             page.candidates.push(JobCandidate { delivery: listed.delivery(record)?, is_passed });
         }
     }
-    page.is_end = read < look;
+    page.is_end = page.read < look;
     Ok(page)
 }
 

@@ -173,10 +173,10 @@ pub async fn candidates(
     };
     let sql = statement(include_str!("../sql/deliveries.sql"), &UPWARDS.replace(":states", states));
     let (tenant, from, below, limit) = (None::<i64>, after.saturating_add(1), i64::MAX, look as i64);
-    let read = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
-    let mut rows: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
+    let found = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
+    let mut rows: Vec<ListedDelivery> = found.iter().map(ListedDelivery::read).collect();
     rows.reverse();
-    let is_end = rows.len() < look;
+    let (read, is_end) = (rows.len(), rows.len() < look);
     let looked_to = rows.last().map(|row| delivery_id(row.delivery.no, row.delivery.created_at));
     let passed: HashSet<i64> = rows.iter().filter(|row| row.is_passed).map(|row| row.delivery.no).collect();
     let found = complete(shared, rows).await?;
@@ -184,7 +184,7 @@ pub async fn candidates(
         let is_passed = passed.contains(&delivery_no(delivery.id));
         JobCandidate { delivery, is_passed }
     });
-    Ok(CandidatePage { candidates: candidates.collect(), looked_to, is_end })
+    Ok(CandidatePage { candidates: candidates.collect(), looked_to, read, is_end })
 }
 
 /// Returns the numbers of the tenant and of the endpoint, as far as they are
