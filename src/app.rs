@@ -8,28 +8,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
+use crate::api::server::Listener;
 use crate::api::{self, ApiState, auth};
 use crate::clock::{Clock, EngineClock, WallSource};
 use crate::config::{OptionalMailServer, Settings};
 use crate::lifecycle::Gateway;
+use crate::lifecycle::admin_token::AdminToken;
+use crate::lifecycle::backups::Backups;
 use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::DeliveryContext;
 use crate::lifecycle::deliver::connect::Connector;
+use crate::lifecycle::deliver::self_test_receiver::SelfTestReceiver;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::disk_space::{self, DiskSpace};
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::limits::NodeLimits;
 use crate::lifecycle::egress::Egress;
-use crate::lifecycle::egress::guard::Guard;
+use crate::lifecycle::egress::guard::{Guard, is_of_this_machine};
 use crate::lifecycle::egress::resolver::NameResolver;
 use crate::lifecycle::expire;
 use crate::lifecycle::expiry_schedule::ExpirySchedule;
+use crate::lifecycle::figures::{self, FigureRecorder};
 use crate::lifecycle::intake::Intake;
 use crate::lifecycle::jobs;
 use crate::lifecycle::links::{Links, NoPublicUrl};
@@ -39,31 +44,38 @@ use crate::lifecycle::notifier::Notifier;
 use crate::lifecycle::publish_status;
 use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
+use crate::lifecycle::self_test;
 use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
+use crate::model::endpoint::EndpointDefaults;
 use crate::model::health::AutoPauseLimits;
 use crate::model::id::TenantId;
 use crate::model::setting_in_force::SettingInForce;
 use crate::model::size::Size;
-use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use crate::model::source_address::SourceAddresses;
+use crate::model::tenant::{Tenant, TenantQuota};
 use crate::store::Store;
-use crate::store::durable_file::{put_in_place, write_unnamed};
 use crate::store::embedded::LOG_BYTES_MAX;
+use admin_token::{admin_token, reload_admin_token};
 use store_handle::StoreHandle;
+use trace_export::TraceExport;
 
+mod admin_token;
+pub mod backup;
 mod clock_checkpoints;
+pub mod doctor;
+mod front_tls;
 pub mod keys;
+mod live_keys;
 pub mod move_store;
 mod open_files;
+pub mod outboxes;
+mod pages;
+mod path_prefix;
 mod permissions;
 mod startup;
 mod store_handle;
-
-const ADMIN_TOKEN_FILE: &str = "admin-token";
-const ADMIN_TOKEN_SETTING: &str = "admin_token_sha256";
-
-/// Interval at which a node checks whether another has made a new admin token.
-const ADMIN_TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+mod trace_export;
 
 /// Interval at which the free disk space is checked while no events come in.
 const DISK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,9 +108,12 @@ pub struct App {
     gateway: Arc<Gateway>,
     api: Arc<ApiState>,
     checkpoints: Option<clock_checkpoints::ClockCheckpointer>,
+    figures: Arc<FigureRecorder>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
     probes: Option<startup::StartupServer>,
+    outboxes: outboxes::OutboxRelays,
+    traces: Option<TraceExport>,
     tasks: Vec<JoinHandle<()>>,
     stop_timeout: Duration,
 }
@@ -107,10 +122,11 @@ impl App {
     /// Opens the store, starts delivering, then serves the API.
     pub async fn start(settings: &Settings, options: StartOptions) -> anyhow::Result<Self> {
         // The address is bound first, so that a start that fails on it leaves no files behind.
-        let listener = TcpListener::bind(settings.listen.0)
+        let socket = TcpListener::bind(settings.listen.0)
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
-        let address = listener.local_addr()?;
+        let address = socket.local_addr()?;
+        let pages_listener = pages::bind(settings).await?;
         let started = api::health::GatewayCell::default();
         let (probe_address, probes) = match settings.health_listen.0 {
             Some(address) => Some(startup::StartupServer::to_probes(address, started.clone()).await?).unzip(),
@@ -120,6 +136,7 @@ impl App {
         let source = if settings.database()?.is_some() { WallSource::Database } else { WallSource::Machine };
         let engine = Arc::new(EngineClock::new(source));
         let clock: Arc<dyn Clock> = engine.clone();
+        let listener = Listener { socket, tls: front_tls::prepare(settings, clock.as_ref())? };
         let mail = MailQueue::new(mailer(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
         let store = open_store(settings, &options, &listener, &metrics, &engine).await?;
@@ -127,22 +144,23 @@ impl App {
         ensure_tenants(store.store().as_ref(), clock.as_ref()).await?;
         let (admin, new_token) =
             admin_token(store.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
-        let own = [Some(address), probe_address].into_iter().flatten().collect();
-        let egress = Arc::new(egress(settings, own)?);
-        let gateway = Arc::new(gateway(settings, &store, egress.clone(), mail, metrics, clock).await?);
+        let egress = Arc::new(egress(settings, [Some(address), probe_address].into_iter().flatten().collect())?);
+        let clock_and_admin = (clock, AdminToken::new(admin));
+        let gateway = Arc::new(gateway(settings, &store, egress.clone(), mail, metrics, clock_and_admin).await?);
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.notifier.mail_missed(|_| true);
         warn_of_forbidden(gateway.store.as_ref(), &egress);
-
-        let mut tasks = start_background_tasks(&gateway, settings);
-        let api = Arc::new(api_state(settings, options.settings_in_force, gateway.clone(), egress, admin));
+        let (traces, mut tasks) = (TraceExport::start(settings, &gateway)?, start_background_tasks(&gateway, settings));
+        let figures = Arc::new(FigureRecorder::new(gateway.clone(), settings.figures_retention));
+        tasks.push(tokio::spawn(figures::run(figures.clone())));
+        let api = Arc::new(api_state(settings, options.settings_in_force, gateway.clone(), &store, egress));
         started.set(api.clone());
         tasks.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
         tasks.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
-        if store.is_shared() {
-            tasks.push(tokio::spawn(reload_admin_token(api.clone())));
-        }
-        let (stop_serving, serving) = start_serving(settings, listener, api.clone());
+        tasks.extend(store.is_shared().then(|| tokio::spawn(reload_admin_token(gateway.clone()))));
+        tasks.extend(front_tls::start_watching(settings, &listener, &api.gateway.clock));
+        let outboxes = outboxes::OutboxRelays::start(settings, &api, address)?;
+        let (stop_serving, serving) = pages::start_serving(settings, listener, pages_listener, api.clone())?;
         Ok(Self {
             address,
             new_token,
@@ -152,9 +170,12 @@ impl App {
             gateway,
             api,
             checkpoints,
+            figures,
             stop_serving,
             serving,
             probes,
+            outboxes,
+            traces,
             tasks,
             stop_timeout: settings.stop_timeout.0,
         })
@@ -165,10 +186,13 @@ impl App {
     /// store is closed.
     pub async fn stop(self) {
         self.api.stopping.store(true, Ordering::Relaxed);
+        self.gateway.notifier.tail().close();
         let in_flight = self.gateway.dispatcher.in_flight();
         info!(
             "stopping: no new attempts are started, and {in_flight} in flight may finish; a second signal ends the process at once"
         );
+        self.outboxes.stop().await;
+        self.api.backups.stop().await;
         self.gateway.store.retire();
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
         if left > 0 {
@@ -182,6 +206,11 @@ impl App {
         self.store.leave().await;
         let _ = self.stop_serving.send(());
         let _ = self.serving.await;
+        self.figures.finish().await;
+        drop(self.figures);
+        if let Some(traces) = self.traces {
+            traces.finish().await;
+        }
         for task in &self.tasks {
             task.abort();
         }
@@ -207,7 +236,7 @@ impl App {
 async fn open_store(
     settings: &Settings,
     options: &StartOptions,
-    listener: &TcpListener,
+    listener: &Listener,
     metrics: &Metrics,
     clock: &Arc<EngineClock>,
 ) -> anyhow::Result<StoreHandle> {
@@ -226,38 +255,28 @@ fn api_state(
     settings: &Settings,
     settings_in_force: Vec<SettingInForce>,
     gateway: Arc<Gateway>,
+    store: &StoreHandle,
     egress: Arc<Egress>,
-    admin: auth::TokenHash,
 ) -> ApiState {
+    let reserve = (settings.disk_reserve.0, settings.data.0.clone());
+    let backups = Backups::new(store.copier(), settings.backup_dir.0.clone(), reserve, gateway.clock.clone());
     ApiState {
+        backups: Arc::new(backups),
         settings_in_force,
+        examiner: Arc::new(doctor::GatewayExaminer::new(settings, gateway.clone(), egress.clone())),
+        keys: Arc::new(live_keys::LiveKeys::new(settings, gateway.clone(), store.resealing())),
         gateway,
         egress,
-        admin: auth::AdminToken::new(admin),
         failures: api::auth_failures::AuthFailures::default(),
         uses: auth::TokenUses::default(),
+        sign_ins: Default::default(),
+        portal_origins: settings.portal_origins.0.clone(),
         trusted_proxies: settings.trusted_proxies.0.clone(),
         event_bytes_max: bytes(settings.max_event_bytes),
         redacts_payloads: settings.redact_payloads.0,
+        store_gauges: Default::default(),
         stopping: AtomicBool::new(false),
     }
-}
-
-/// Starts to serve the API; returns the sender that stops it, and its task.
-fn start_serving(
-    settings: &Settings,
-    listener: TcpListener,
-    api: Arc<ApiState>,
-) -> (oneshot::Sender<()>, JoinHandle<()>) {
-    let (stop_serving, stop) = oneshot::channel();
-    let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
-    let limits = api::server_limits::ServerLimits {
-        body_bytes_max,
-        ..api::server_limits::ServerLimits::of(settings.max_connections.0)
-    };
-    let proxies = settings.trusted_proxies.0.clone();
-    let serving = api::server::serve(listener, api::router(api), limits, proxies, stop, settings.stop_timeout.0);
-    (stop_serving, tokio::spawn(serving))
 }
 
 /// Builds the gateway on this store.
@@ -267,7 +286,7 @@ async fn gateway(
     egress: Arc<Egress>,
     mail: MailQueue,
     metrics: Arc<Metrics>,
-    clock: Arc<dyn Clock>,
+    (clock, admin): (Arc<dyn Clock>, AdminToken),
 ) -> anyhow::Result<Gateway> {
     let store = handle.store();
     let links = Links::new(settings.public_url.0.clone(), &handle.link_key().await?, retention(settings));
@@ -275,8 +294,10 @@ async fn gateway(
     let links = Arc::new(links);
     let expiry = Arc::new(ExpirySchedule::new(settings.hold_max));
     let notifier = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-    let sender = Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0));
-    let context = DeliveryContext::new(
+    let self_tests = SelfTestReceiver::new(store.clone(), clock.clone());
+    let called_from = egress.seen_as();
+    let sender = Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0, self_tests));
+    let mut context = DeliveryContext::new(
         store.clone(),
         sender,
         links.clone(),
@@ -285,6 +306,7 @@ async fn gateway(
         clock.clone(),
         rand::random(),
     );
+    context.logged_attempts = settings.log_attempts;
     let dispatcher = Dispatcher::new(context, limits(settings));
     let space = if handle.is_shared() {
         // The database has a disk of its own, and reports itself when that is full.
@@ -293,7 +315,7 @@ async fn gateway(
         DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0)
     };
     let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
-    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier, metrics })
+    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier, admin, called_from, metrics })
 }
 
 /// Refuses a disk reserve so small that the store's own log could use up the space
@@ -333,7 +355,20 @@ fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     if let Some(proxy) = &proxy {
         info!("receivers are called through proxy {proxy}; the gateway itself resolves and checks their addresses");
     }
-    Ok(Egress::new(guard, NameResolver::new(&settings.dns)?, proxy))
+    refuse_foreign_sources(settings.egress_bind)?;
+    let egress = Egress::new(guard, NameResolver::new(&settings.dns)?, proxy);
+    Ok(egress.from_addresses(settings.egress_bind, settings.egress_addresses.0.clone()))
+}
+
+/// Refuses source addresses that this machine does not have: nothing could be called.
+fn refuse_foreign_sources(sources: SourceAddresses) -> anyhow::Result<()> {
+    match sources.all().into_iter().find(|address| !is_of_this_machine(*address)) {
+        Some(address) => bail!(
+            "egress-bind is {address}, which is no address of this machine; name one that `ip address` shows, or leave \
+             it out"
+        ),
+        None => Ok(()),
+    }
 }
 
 fn bytes(setting: Size) -> usize {
@@ -364,9 +399,10 @@ fn refuse_thin_without_links(store: &dyn Store, links: &Links) -> anyhow::Result
 
 fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = retention(settings);
-    let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
+    let (dispatching, expiring) = (gateway.clone(), gateway.clone());
     let mail = gateway.mail.clone();
-    vec![
+    let self_test = settings.self_test.0.then(|| tokio::spawn(self_test::run(gateway.clone())));
+    let mut tasks = vec![
         tokio::spawn(async move {
             if let Err(problem) = dispatching.dispatcher.run().await {
                 error!("no deliveries are made: the dispatcher could not read the store at the start: {problem}");
@@ -377,12 +413,12 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
         tokio::spawn(cluster::run(gateway.clone())),
         tokio::spawn(jobs::run(gateway.clone())),
         tokio::spawn(publish_status::run(gateway.clone())),
-        tokio::spawn(async move {
-            retention::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
-        }),
+        tokio::spawn(retention::run(gateway.clone(), retention)),
         tokio::spawn(async move { mail.run().await }),
         tokio::spawn(watch_disk(gateway.clone())),
-    ]
+    ];
+    tasks.extend(self_test);
+    tasks
 }
 
 /// Checks the free disk space once a second, so that a reached reserve is reported
@@ -430,62 +466,10 @@ async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<
             quota: TenantQuota::default(),
             limits: Default::default(),
             defaults: EndpointDefaults::default(),
+            retention: Default::default(),
             created_at: clock.now(),
         };
         store.put_tenant(&Initiator::Gateway, tenant).await?;
     }
     Ok(())
-}
-
-/// Returns the admin token's hash, and the token itself if this start made it.
-/// There is one for the whole store: the first start makes it and writes it to its
-/// data directory; the store has only the hash.
-async fn admin_token(
-    store: &dyn Store,
-    folder: &Path,
-    is_renewed: bool,
-) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
-    if let Some(hex) = store.setting(ADMIN_TOKEN_SETTING).await?.filter(|_| !is_renewed) {
-        return Ok((stored_hash(&hex)?, None));
-    }
-    let token = auth::new_admin_token(rand::random());
-    let hash = auth::hash(&token);
-    // The token is on disk before its hash is stored, and gets its file name only
-    // if its hash is the one stored: of several first starts at once, one wins.
-    let path = folder.join(ADMIN_TOKEN_FILE);
-    let write_failed = || format!("cannot write the admin token to {}", path.display());
-    let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(write_failed)?;
-    let text = hex::encode(hash);
-    if is_renewed {
-        store.put_setting(ADMIN_TOKEN_SETTING, text).await?;
-    } else {
-        let stored = store.put_setting_once(ADMIN_TOKEN_SETTING, text.clone()).await?;
-        if stored != text {
-            return Ok((stored_hash(&stored)?, None));
-        }
-    }
-    put_in_place(file, &path).with_context(write_failed)?;
-    Ok((hash, Some(token)))
-}
-
-fn stored_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
-    from_hex(hex).ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))
-}
-
-/// Puts an admin token in force that another node has made with
-/// `--new-admin-token`.
-async fn reload_admin_token(api: Arc<ApiState>) {
-    loop {
-        tokio::time::sleep(ADMIN_TOKEN_CHECK_INTERVAL).await;
-        let setting = api.gateway.store.setting(ADMIN_TOKEN_SETTING).await;
-        if let Some(hash) = setting.ok().flatten().and_then(|hex| from_hex(&hex))
-            && api.admin.replace(hash)
-        {
-            info!("another node made a new admin token; the old one is no longer valid on this node either");
-        }
-    }
-}
-
-fn from_hex(text: &str) -> Option<auth::TokenHash> {
-    hex::decode(text).ok()?.try_into().ok()
 }

@@ -11,6 +11,7 @@
 //! Sleeping uses Tokio's timers. In simulations both times come from Tokio's
 //! paused clock, which is why three days of retries take a moment.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ const STEP_MS: i64 = 500;
 /// engine time does not, so a long sleep is checked against it again and again.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
-/// A clock that tells the time and can sleep until a time.
+/// A clock that gives the time and can sleep until a time.
 #[async_trait]
 pub trait Clock: Send + Sync {
     /// Returns the engine time, in whole milliseconds.
@@ -291,9 +292,30 @@ pub fn boot_ms() -> i64 {
     since.tv_sec * 1_000 + since.tv_nsec / 1_000_000
 }
 
+/// Returns the machine's wall time, for log lines and HTTP dates alone.
 #[expect(clippy::disallowed_methods, reason = "this is the only place that may read the clock")]
+pub fn log_time() -> Timestamp {
+    Timestamp::now()
+}
+
+/// Passes the machine's wall time to `show`, as HTTP writes it. It is written anew
+/// once a second.
+pub fn http_date<T>(show: impl FnOnce(&str) -> T) -> T {
+    thread_local! {
+        static LAST: RefCell<(i64, String)> = const { RefCell::new((i64::MIN, String::new())) };
+    }
+    let now = log_time();
+    LAST.with_borrow_mut(|(second, text)| {
+        if *second != now.as_second() {
+            *second = now.as_second();
+            *text = httpdate::fmt_http_date(now.into());
+        }
+        show(text)
+    })
+}
+
 fn wall_ms() -> i64 {
-    Timestamp::now().as_millisecond()
+    log_time().as_millisecond()
 }
 
 /// Returns the kernel's id of this boot, empty where there is none.

@@ -5,25 +5,34 @@
 //! (`docs/settings.md`) is made from the descriptions here.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{DnsResolver, ProxyUrl};
+use crate::model::logged_attempts::LoggedAttempts;
 use crate::model::parse_fault::data_fault;
 use crate::model::setting_in_force::{SettingInForce, SettingOrigin};
 use crate::model::size::Size;
+use crate::model::source_address::SourceAddresses;
 use crate::model::span::Span;
+use crate::model::trace::TraceSampling;
+pub use collector_url::OptionalCollector;
+pub use dashboard_place::DashboardPlace;
+pub use outbox_list::OutboxList;
 use values::default_sender;
 pub use values::{
     Count, DirectoryPath, ListenAddress, LogFilter, LogFormat, Mailbox, NetworkList, OptionalDatabase,
     OptionalFilePath, OptionalListenAddress, OptionalMailServer, OptionalProxy, OptionalPublicUrl, OptionalRetention,
-    PortList, YesNo,
+    OriginList, PortList, YesNo,
 };
 
+mod collector_url;
+mod dashboard_place;
 pub mod environment;
+mod outbox_list;
 mod values;
 
 /// Name of the settings file that is read, if it exists, when none is given.
@@ -122,19 +131,33 @@ settings! {
     database_url_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
     /// The file that holds the key under which the secrets of endpoints, their headers and the rest of their settings are sealed, the same for every node of a database. Without it that is `master-key` in the data directory, which the first start makes. `posthaste keys rotate` replaces it.
     master_key_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
+    /// The directory in which `POST /v1/backups` and `posthaste backup` put [backups](backup.md), on another disk if there is one. Without it none are made while the gateway runs. Not used with `--database-url`.
+    backup_dir: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_BACKUP_DIR", "DIR";
     /// How long a start waits for a database that is away or takes no writes. Meanwhile `/healthz` is answered 200 and everything else 503; then the gateway ends with the reason. Used with `--database-url` alone.
     database_wait: Span = Span::secs(60), "POSTHASTE_DATABASE_WAIT", "DURATION";
-    /// How long a node that is no longer heard of keeps its share of the work; then the others take it over. Used with `--database-url` alone.
+    /// How long a node that no longer renews its lease keeps its shards; then the others take them over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
+    /// A producer's PostgreSQL whose [outbox](producing.md#the-outbox) is relayed, such as `postgres://relay:password@db.example.com/shop`. It may be given several times, on the command line; in the environment and in the file the URLs have blanks between them. Nodes may all have the same ones: one of them relays each. It is never shown with its password.
+    outbox: OutboxList = OutboxList::Urls(Vec::new()), "POSTHASTE_OUTBOX", "URL";
+    /// The file that holds the URLs of outboxes, one per line, read at start. They are added to those of `--outbox`.
+    outbox_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_OUTBOX_FILE", "FILE";
     /// The address the API is served on.
     listen: ListenAddress = ListenAddress(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    /// The file that holds the certificate of the API's address, in PEM, with its chain after it. With it and `--tls-key` the API is served as https alone, with TLS 1.2 and 1.3, and a plain request is told so. Both files are read again when they change; files that cannot be used are logged, and the certificate before them stays.
+    tls_certificate: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_TLS_CERTIFICATE", "FILE";
+    /// The file that holds the private key of `--tls-certificate`, in PEM and not encrypted: RSA, ECDSA (P-256, P-384) or Ed25519.
+    tls_key: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_TLS_KEY", "FILE";
     /// A second address that answers `/healthz`, `/readyz` and `/metrics` alone, such as 127.0.0.1:8401, on connections of its own and from the moment the process starts, also while it waits for its database. Point probes and Prometheus at it, and keep strangers away from it: then nothing that they do to `--listen` can fail a probe. Without it they are answered on `--listen` alone.
     health_listen: OptionalListenAddress = OptionalListenAddress(None), "POSTHASTE_HEALTH_LISTEN", "ADDR";
-    /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events. The paths below `/data/` are all they need. The same on every node.
+    /// Where the [dashboard](dashboard.md) and the customers' portal are served: `on` for the address of the API, `off` for nowhere, or an address of their own such as 127.0.0.1:8402, where the API is not served.
+    dashboard: DashboardPlace = DashboardPlace::On, "POSTHASTE_DASHBOARD", "on|off|ADDR";
+    /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events, and of links with which people sign in. The paths below `/data/` are all they need. The same on every node.
     public_url: OptionalPublicUrl = OptionalPublicUrl(None), "POSTHASTE_PUBLIC_URL", "URL";
+    /// Origins whose pages may show the portal in a frame, such as `https://app.example.com`; nobody's without it. `http` is taken for this machine alone.
+    portal_origins: OriginList = OriginList(Vec::new()), "POSTHASTE_PORTAL_ORIGINS", "ORIGIN[,ORIGIN]";
     /// How many connections to the API may be open at once. Beyond it health checks are still answered, and a valid token takes the place of a connection that has shown none and waits; everything else is answered 503. One address may hold half of them with connections whose last request carried no valid token.
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
-    /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and against which address connections and requests without a valid token are counted. Behind a proxy that is not named here everybody is one address.
+    /// Networks of reverse proxies whose `X-Forwarded-For` is trusted. It decides which address the audit log shows, and against which address connections and requests without a valid token are counted. Behind a proxy that is not named here everybody is one address.
     trusted_proxies: NetworkList = NetworkList(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
     /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here. `0.0.0.0` and `::` stay closed. IPv4 networks may be written as IPv6 ones (`::ffff:10.0.0.0/104`); `::/0` means IPv6 alone.
     allow_egress: NetworkList = NetworkList(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
@@ -144,10 +167,14 @@ settings! {
     allow_port: PortList = PortList(Vec::new()), "POSTHASTE_ALLOW_PORT", "PORT[,PORT]";
     /// Calls receivers without encryption where their URL says `http`. Without it that is done on this machine alone (loopback addresses), and everyone else needs `https`.
     allow_http: YesNo = YesNo(false), "POSTHASTE_ALLOW_HTTP", "BOOL", alone means "true";
-    /// Who looks up the names of receivers: `own` for the gateway's own resolver at this machine's name servers, `system` for the machine's resolver with whatever it was told to ask, or name servers such as `9.9.9.9` or `127.0.0.1:5353` for the own resolver at those. The own resolver takes names as absolute and tries no search list.
+    /// Who looks up the names of receivers: `own` for the gateway's own resolver at this machine's name servers, `system` for the machine's resolver with whatever it is configured to ask, or name servers such as `9.9.9.9` or `127.0.0.1:5353` for the own resolver at those. The own resolver takes names as absolute and tries no search list.
     dns: DnsResolver = DnsResolver::Own, "POSTHASTE_DNS", "own|system|ADDR[,ADDR]";
     /// The proxy through which receivers are called, such as `http://proxy.example.com:3128` (with CONNECT) or `socks5://user:password@proxy.example.com:1080`. Names are looked up and judged here first, and the proxy is given the address. `HTTP_PROXY` and the like mean nothing to the gateway. It is never shown with its password.
     egress_proxy: OptionalProxy = OptionalProxy::None, "POSTHASTE_EGRESS_PROXY", "URL";
+    /// The address of this machine that connections to receivers come from, such as `192.0.2.7`; one IPv4 and one IPv6 address at most. Where it names one kind alone, receivers are called at addresses of that kind alone. Without it the machine chooses. It cannot be used with `--egress-proxy`.
+    egress_bind: SourceAddresses = SourceAddresses::default(), "POSTHASTE_EGRESS_BIND", "ADDR[,ADDR]";
+    /// The networks that receivers see connections come from, where the machine itself does not know: behind NAT, or through `--egress-proxy`. `GET /v1/egress` tells them to those who allow-list; without it, it tells `--egress-bind`. It changes no connection.
+    egress_addresses: NetworkList = NetworkList(Vec::new()), "POSTHASTE_EGRESS_ADDRESSES", "CIDR[,CIDR]";
     /// How long delivered and cancelled deliveries are kept, with their attempts and events. Event ids are remembered as long.
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
@@ -156,6 +183,8 @@ settings! {
     unmatched_retention: OptionalRetention = OptionalRetention(None), "POSTHASTE_UNMATCHED_RETENTION", "DURATION";
     /// How long it is kept who changed what.
     audit_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_AUDIT_RETENTION", "DURATION";
+    /// How long figures are kept, by the hour, and what tenants used on a day. Windows of five minutes are kept for 48 hours.
+    figures_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_FIGURES_RETENTION", "DURATION";
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
@@ -178,7 +207,9 @@ settings! {
     stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
     /// Below this much free disk space new events are refused (507), while deliveries go on. At least what finishing needs: 128 MiB for the store's log, and 8 KiB for each of `--max-in-flight`. Not used with `--database-url`.
     disk_reserve: Size = Size(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
-    /// The mail server through which owners of endpoints are told of trouble, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
+    /// Whether the gateway sends itself an event once a minute, the whole way from acceptance to a receiver inside the process: `on` or `off`. `posthaste_self_test_age_seconds` says how long ago the last one was sent that arrived. It is in no list and no figure.
+    self_test: YesNo = YesNo(true), "POSTHASTE_SELF_TEST", "on|off";
+    /// The mail server that sends mail to owners of endpoints about failures, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
     smtp: OptionalMailServer = OptionalMailServer::None, "POSTHASTE_SMTP", "URL";
     /// The file that holds the password of the user in `--smtp`, read at start.
     smtp_password_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_SMTP_PASSWORD_FILE", "FILE";
@@ -188,6 +219,12 @@ settings! {
     log_format: LogFormat = LogFormat::Auto, "POSTHASTE_LOG_FORMAT", "FORMAT";
     /// What is logged: `off`, `error`, `warn`, `info`, `debug` or `trace`, and after a comma what differs for a part, such as `info,posthaste::lifecycle=debug`.
     log: LogFilter = LogFilter("info".into()), "POSTHASTE_LOG", "FILTER";
+    /// Which attempts have a line in the log: `all`, `failures`, or `failures` and a share of the others, such as `1%`. Attempts that did not deliver always have one. The store has all of them anyway.
+    log_attempts: LoggedAttempts = LoggedAttempts::All, "POSTHASTE_LOG_ATTEMPTS", "all|failures|N%";
+    /// The collector that [traces](tracing.md) are exported to, such as `http://127.0.0.1:4318`, with OTLP over HTTP as JSON; `/v1/traces` is added where it is missing. Without it no traces are exported.
+    otlp_endpoint: OptionalCollector = OptionalCollector::None, "POSTHASTE_OTLP_ENDPOINT", "URL";
+    /// The share of events whose traces are exported to `--otlp-endpoint`, such as `1%`; the same on every node. An event whose producer gave a `traceparent` is exported if that says that the trace is sampled, whatever the share is.
+    trace_sampling: TraceSampling = TraceSampling::default(), "POSTHASTE_TRACE_SAMPLING", "N%";
 }
 
 /// Whether the command line of this process has the flag of a setting.
@@ -212,10 +249,11 @@ pub fn read_file(named: Option<&Path>) -> anyhow::Result<PartialSettings> {
     parse(&text).map_err(|why| anyhow!("the settings file {} is wrong{why}", path.display()))
 }
 
-/// Returns where a gateway listens that is started in this folder, if its settings file
-/// says so and can be read.
-pub fn listen_in_file() -> Option<SocketAddr> {
-    read_file(None).ok()?.listen.map(|listen| listen.0)
+/// Returns where a gateway listens that is started in this folder, and the file of its
+/// certificate if it has one, if its settings file says so and can be read.
+pub fn listen_in_file() -> Option<(SocketAddr, Option<PathBuf>)> {
+    let file = read_file(None).ok()?;
+    Some((file.listen?.0, file.tls_certificate.and_then(|file| file.0)))
 }
 
 /// Parses the settings file. An error names the line and the setting alone: the
@@ -269,6 +307,9 @@ impl Settings {
         if self.audit_retention < Span::secs(60) {
             bail!("audit-retention is {}; use at least 1m", self.audit_retention);
         }
+        if self.figures_retention < Span::secs(48 * 3_600) {
+            bail!("figures-retention is {}; use at least 48h", self.figures_retention);
+        }
         if !(1..=1_000_000).contains(&self.max_connections.0) {
             bail!("max-connections is {}; use 1 to 1,000,000", self.max_connections);
         }
@@ -299,9 +340,26 @@ impl Settings {
         if !(Span::secs(2)..=Span::secs(300)).contains(&self.lease) {
             bail!("lease is {}; use 2s to 5m", self.lease);
         }
-        self.proxy()?;
+        self.collector()?;
+        self.check_egress()?;
+        self.check_tls()?;
         self.check_database()?;
+        self.outboxes()?;
         self.check_mail()
+    }
+
+    /// Returns the databases whose outboxes are relayed. Reads `--outbox-file`.
+    pub fn outboxes(&self) -> anyhow::Result<Vec<DatabaseUrl>> {
+        outbox_list::outbox_urls(&self.outbox, self.outbox_file.0.as_deref())
+    }
+
+    /// Returns the URL that traces are exported to, if one is set.
+    pub fn collector(&self) -> anyhow::Result<Option<&url::Url>> {
+        match &self.otlp_endpoint {
+            OptionalCollector::None => Ok(None),
+            OptionalCollector::Url(url) => Ok(Some(url)),
+            OptionalCollector::Wrong(why) => bail!("otlp-endpoint is wrong: {why}"),
+        }
     }
 
     /// Returns the proxy that receivers are called through, if one is set.
@@ -325,6 +383,34 @@ impl Settings {
                 let url = text.parse().map_err(|why| anyhow!("the URL in {} is wrong: {why}", file.display()))?;
                 Ok(Some(url))
             }
+        }
+    }
+
+    /// Returns the files of certificate and key, if the API is served as https.
+    pub fn tls_files(&self) -> Option<(&Path, &Path)> {
+        self.tls_certificate.0.as_deref().zip(self.tls_key.0.as_deref())
+    }
+
+    fn check_tls(&self) -> anyhow::Result<()> {
+        match (&self.tls_certificate.0, &self.tls_key.0) {
+            (Some(file), None) => {
+                bail!("tls-certificate is {}, and there is no key; name its file with tls-key", file.display())
+            }
+            (None, Some(file)) => {
+                bail!("tls-key is {}, and there is no certificate; name its file with tls-certificate", file.display())
+            }
+            (Some(_), Some(_)) | (None, None) => Ok(()),
+        }
+    }
+
+    fn check_egress(&self) -> anyhow::Result<()> {
+        match self.proxy()? {
+            Some(proxy) if !self.egress_bind.is_empty() => bail!(
+                "egress-bind is {}, and egress-proxy is {proxy}, whose address receivers see; leave one of them out, \
+                 and name the proxy's addresses with egress-addresses",
+                self.egress_bind
+            ),
+            _ => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 //! delivers it signed, in order and at a rate its receiver can take.
 //!
 //! The modules are listed in reading order. Imports go one way:
-//! `main → cli → app → api → lifecycle → store → model`.
+//! `main → cli → app → dashboard → api → lifecycle → store → model`.
 
 // Types and rules, without I/O.
 pub mod model;
@@ -15,9 +15,10 @@ pub mod store;
 // Accepting, dispatching and delivering events.
 pub mod lifecycle;
 
-// The HTTP API and the command line.
+// The HTTP API, the pages for people, and the command line.
 pub mod api;
 pub mod cli;
+pub mod dashboard;
 
 // Start and stop, settings and logging.
 pub mod app;

@@ -70,7 +70,7 @@ fn given(place: &str) {
 }
 
 fn give(list: &'static str, next: Option<String>) -> Option<String> {
-    Page::of(list, store::ListPage { data: Vec::<()>::new(), next }, |item| item).next
+    Page::of(list, store::ListPage::of(Vec::<()>::new(), next), |item| item).next
 }
 
 fn refused(problem: Problem, code: ProblemCode, pointer: &str) {

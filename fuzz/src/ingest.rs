@@ -31,7 +31,7 @@ pub fn ingest(bytes: &[u8]) {
 }
 
 fn one(body: &Bytes, json: &[u8]) {
-    let naive = Naive::read(json);
+    let naive = ReferenceEvent::read(json);
     match read_event(body, json) {
         Ok(event) => {
             let naive = naive.unwrap_or_else(|why| panic!("accepted, though {why}: {}", String::from_utf8_lossy(json)));
@@ -103,7 +103,7 @@ fn refused(json: &[u8], problem: Problem) {
 }
 
 /// An event, read field by field and without haste.
-struct Naive<'a> {
+struct ReferenceEvent<'a> {
     fields: BTreeMap<String, &'a RawValue>,
 }
 
@@ -112,8 +112,8 @@ struct Fields<'a>(BTreeMap<String, &'a RawValue>);
 
 impl<'de> Deserialize<'de> for Fields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Once;
-        impl<'de> Visitor<'de> for Once {
+        struct FieldsVisitor;
+        impl<'de> Visitor<'de> for FieldsVisitor {
             type Value = Fields<'de>;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object")
@@ -128,11 +128,11 @@ impl<'de> Deserialize<'de> for Fields<'de> {
                 Ok(Fields(fields))
             }
         }
-        deserializer.deserialize_map(Once)
+        deserializer.deserialize_map(FieldsVisitor)
     }
 }
 
-impl<'a> Naive<'a> {
+impl<'a> ReferenceEvent<'a> {
     /// The event, or why it is none.
     fn read(json: &'a [u8]) -> Result<Self, String> {
         if !is_json(json) {

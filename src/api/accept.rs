@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, StatusCode};
@@ -13,8 +14,12 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
+use super::direct_routes::PlainAnswer;
+use super::event_refusal::EventRefusal;
+use super::idempotency_key::{choose_id, refuse_key_of_batch};
 use super::input::{
-    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, event_from_json, from_json, line_fault, read_events, too_large,
+    DEPTH_MAX, DOCUMENT_BYTES_MAX, EventBody, ProducerTenant, event_from_json, from_json, line_fault, read_events,
+    too_large,
 };
 use super::page::Page;
 use super::problem::{
@@ -22,17 +27,17 @@ use super::problem::{
 };
 use super::query_params::QueryParams;
 use super::rate_limit_headers::{self, RateLimitHeaders};
+use super::trace_headers::given_trace;
 use crate::lifecycle::accept::{Receipt, Submission, accept, accept_over};
-use crate::model::event::{EventKey, EventType, json_depth};
+use crate::model::event::{EventKey, EventType, deeper_than};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::parse_fault::time_fault;
+use crate::model::plain_head::add_field;
 use crate::model::rfc3339::{is_rfc3339, parse_moment};
 use crate::model::span::Span;
+use crate::model::tenant::Tenant;
 use crate::store::BatchMode;
-
-/// Request header that stands in for a missing id of an event.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// Most events in one batch.
 pub const BATCH_EVENTS_MAX: usize = 1_000;
@@ -77,7 +82,7 @@ pub struct NewEvent<'a> {
     endpoints: Option<Vec<EndpointId>>,
 }
 
-/// What a producer is told of an accepted event.
+/// The answer to an accepted event.
 #[derive(Serialize, ToSchema)]
 pub struct ReceiptView {
     /// The event's id.
@@ -150,18 +155,23 @@ pub struct BatchError {
     errors: Vec<FieldError>,
 }
 
+/// Route that takes one event per request.
+pub const ONE_ROUTE: &str = "/v1/tenants/{tenant}/events";
+
 /// Whether a route accepts events.
 pub fn takes_events(method: &Method, route: &str) -> bool {
-    method == Method::POST && matches!(route, "/v1/tenants/{tenant}/events" | "/v1/tenants/{tenant}/events/batch")
+    method == Method::POST && matches!(route, ONE_ROUTE | "/v1/tenants/{tenant}/events/batch")
 }
 
-/// Hand in an event
+/// Send an event
 ///
 /// Answered once the event and all its deliveries are durable.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/events", operation_id = "accept_event", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
+    params(("tenant" = String, Path, description = "The tenant's id"),
+           ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`"),
+           ("traceparent" = Option<String>, Header, description = "The trace of the event, passed on with every attempt"),
+           ("tracestate" = Option<String>, Header, description = "Passed on beside `traceparent`")),
     request_body = NewEvent,
     responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
@@ -171,21 +181,59 @@ pub async fn accept_one(
     ProducerTenant(tenant): ProducerTenant,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Option<RateLimitHeaders>, Json<ReceiptView>), Problem> {
+) -> Result<Response, Problem> {
+    Ok(take_one(&api, &tenant, &headers, body).await?.into_response())
+}
+
+/// An event that was accepted, as the answer shows it.
+pub struct AcceptedEvent {
+    receipt: ReceiptView,
+    limits: Option<RateLimitHeaders>,
+}
+
+impl AcceptedEvent {
+    /// Returns the answer to a request with this id.
+    pub fn plain_answer(&self, request_id: &str) -> PlainAnswer {
+        let mut head = Vec::with_capacity(512);
+        head.extend_from_slice(b"HTTP/1.1 202 Accepted\r\ncontent-type: application/json\r\n");
+        for (name, value) in self.limits.iter().flatten() {
+            add_field(&mut head, name.as_str(), value.as_bytes());
+        }
+        add_field(&mut head, "x-request-id", request_id.as_bytes());
+        let body = serde_json::to_vec(&self.receipt).expect("a receipt is plain data");
+        PlainAnswer { head, body: body.into(), is_last: false }
+    }
+}
+
+impl IntoResponse for AcceptedEvent {
+    fn into_response(self) -> Response {
+        (StatusCode::ACCEPTED, self.limits, Json(self.receipt)).into_response()
+    }
+}
+
+/// Reads a request with one event and accepts it. Of the headers it reads those that
+/// a [`PlainRequest`](super::plain_request::PlainRequest) keeps, and those that it must not have.
+pub async fn take_one(
+    api: &SharedApiState,
+    tenant: &Tenant,
+    headers: &HeaderMap,
+    body: impl EventBody,
+) -> Result<AcceptedEvent, EventRefusal> {
     refuse_system(&tenant.id)?;
     let permit = api.gateway.intake.permit(&tenant.id);
-    let (body, _permit) = read_events(&headers, body, api.event_bytes_max, permit).await?;
+    let (body, _permit) = read_events(headers, body, api.event_bytes_max, permit).await?;
     let mut submission = read_event(&body, &body)?;
-    submission.id = choose_id(submission.id, &headers)?;
-    let warnings = warnings_of(&api, &submission);
+    submission.id = choose_id(submission.id, headers)?;
+    submission.trace = given_trace(headers);
+    let warnings = warnings_of(api, &submission);
     let outcomes = accept(&api.gateway, &tenant.id, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
     let receipt = ReceiptView::of(outcome?, warnings);
-    Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(receipt)))
+    Ok(AcceptedEvent { receipt, limits: rate_limit_headers::rate_limit_headers(api, tenant) })
 }
 
 /// How a batch is taken.
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct BatchParams {
@@ -197,12 +245,14 @@ pub struct BatchParams {
     spread: Option<Span>,
 }
 
-/// Hand in up to 1,000 events
+/// Send up to 1,000 events
 ///
 /// A JSON array, or one JSON object per line (NDJSON) sent as `application/x-ndjson`. One commit, in order.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_event_batch", tag = "events",
-    params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), BatchParams,
+           ("traceparent" = Option<String>, Header, description = "The trace of all events of the batch, passed on with every attempt"),
+           ("tracestate" = Option<String>, Header, description = "Passed on beside `traceparent`")),
     request_body = Vec<NewEvent>,
     responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
@@ -220,7 +270,7 @@ pub async fn accept_batch(
     let (body, _permit) = read_events(&headers, body, BATCH_BYTES_MAX, permit).await?;
     refuse_single(&headers, &body)?;
     refuse_key_of_batch(&headers)?;
-    let items = split_batch(&body)?;
+    let (items, trace) = (split_batch(&body)?, given_trace(&headers));
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
         return Err(Problem::new(
             ProblemCode::InvalidField,
@@ -235,7 +285,7 @@ pub async fn accept_batch(
         match item {
             Ok(submission) => {
                 warnings.push(warnings_of(&api, &submission));
-                submissions.push(submission);
+                submissions.push(Submission { trace: trace.clone(), ..submission });
                 positions.push(position);
                 refused.push(None);
             }
@@ -276,17 +326,6 @@ fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
             ProblemCode::WrongState,
             "tenant _system is fed by the gateway itself; hand events in to another tenant, or try its endpoints with a test event",
         ));
-    }
-    Ok(())
-}
-
-/// Refuses an `Idempotency-Key` beside a batch: it names one event, and would make
-/// nothing of a batch safe to repeat.
-fn refuse_key_of_batch(headers: &HeaderMap) -> Result<(), Problem> {
-    if headers.contains_key(IDEMPOTENCY_KEY) {
-        let detail =
-            "an Idempotency-Key stands for one event; leave it out of a batch, and give each event an id of its own";
-        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
     }
     Ok(())
 }
@@ -382,8 +421,7 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     let data = new.data.get().as_bytes();
-    let depth = json_depth(data);
-    if depth > DEPTH_MAX {
+    if let Some(depth) = deeper_than(data, DEPTH_MAX) {
         refuse("/data", format!("data is {depth} levels deep; use at most {DEPTH_MAX}"));
     }
     if let Some(timestamp) = &new.timestamp
@@ -428,6 +466,7 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
         schema_version: new.schema_version,
         expires_at: expires_at.flatten(),
         endpoints: new.endpoints,
+        trace: None,
         data: body.slice_ref(data),
     })
 }
@@ -455,41 +494,4 @@ fn warnings_of(api: &SharedApiState, submission: &Submission) -> Vec<String> {
     let is_over = submission.expires_at.is_some_and(|at| at <= api.gateway.clock.wall());
     let warning = "expires_at is in the past, so nothing is attempted; deliveries are parked as expired";
     if is_over { vec![warning.to_owned()] } else { Vec::new() }
-}
-
-/// Returns the id of the body, or else that of the `Idempotency-Key` header.
-/// Two different ones are refused: it is not clear which one tells repeats.
-fn choose_id(in_body: Option<EventId>, headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
-    match (in_body, idempotency_key(headers)?) {
-        (None, in_header) => Ok(in_header),
-        (Some(id), in_header) if in_header.as_ref().is_none_or(|key| *key == id) => Ok(Some(id)),
-        (Some(id), _) => Err(Problem::field(
-            ProblemCode::InvalidField,
-            "Idempotency-Key",
-            format!("the Idempotency-Key header is not the id {id} of the event; send one of them, or the same twice"),
-        )),
-    }
-}
-
-/// Reads the event id from the `Idempotency-Key` header, bare or in quotes.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
-    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    if values.any(|other| other != value) {
-        let detail = "the Idempotency-Key header is there twice, with different keys; send one";
-        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
-    }
-    let Ok(text) = value.to_str() else {
-        let detail = "the Idempotency-Key header cannot be an id: it is not printable ASCII";
-        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
-    };
-    let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
-    let refused = |problem: crate::model::id::InvalidId| {
-        Problem::field(
-            ProblemCode::InvalidField,
-            "Idempotency-Key",
-            format!("the Idempotency-Key header cannot be an id: {problem}"),
-        )
-    };
-    bare.parse().map(Some).map_err(refused)
 }

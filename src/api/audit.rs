@@ -1,5 +1,6 @@
 //! Lists the audit log: who changed what, when, and from where.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use axum::Json;
@@ -35,19 +36,23 @@ pub struct AuditView {
     request_id: String,
     /// What was done.
     action: AuditAction,
-    /// Whose resource it was. Changes of the gateway's own tokens are entries of the tenant `_system`.
+    /// The tenant of the resource. Changes of the gateway's own tokens are entries of the tenant `_system`.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// The id of what it was done to.
     resource: String,
     /// The names of the changed settings, and never a value; for a new token its rights.
     fields: Vec<String>,
+    /// How many rows a [purge](forgetting.md) deleted, by kind; left out for everything else.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(required = false)]
+    counts: BTreeMap<String, u64>,
 }
 
 impl From<AuditEntry> for AuditView {
     fn from(entry: AuditEntry) -> Self {
-        let AuditRecord { at, by, from, request_id, action, tenant, resource, fields } = entry.record;
-        Self { id: entry.id, at, by, from, request_id, action, tenant, resource, fields }
+        let AuditRecord { at, by, from, request_id, action, tenant, resource, fields, counts } = entry.record;
+        Self { id: entry.id, at, by, from, request_id, action, tenant, resource, fields, counts }
     }
 }
 
@@ -64,17 +69,17 @@ pub struct AuditParams {
     /// Done before this time, RFC 3339.
     #[param(value_type = Option<String>)]
     until: Option<Timestamp>,
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
 /// List what was done to a tenant and its things, newest first
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit_entries", tag = "audit",
-    params(("tenant" = String, Path, description = "Whose things they are"), AuditParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), AuditParams),
     responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
@@ -105,10 +110,10 @@ pub struct AuditOfAllParams {
     /// Done before this time, RFC 3339.
     #[param(value_type = Option<String>)]
     until: Option<Timestamp>,
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 

@@ -5,10 +5,7 @@
 //! answer is the same for another tenant's resource, for a resource that does
 //! not exist and for a tenant that does not exist.
 
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use aws_lc_rs::{constant_time, digest};
 use axum::RequestExt;
@@ -21,7 +18,7 @@ use http::header::{ALLOW, AUTHORIZATION};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 use jiff::Timestamp;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::auth_failures::{self, AuthFailure};
 use super::connection_slots::ConnectionStatus;
@@ -29,43 +26,23 @@ use super::problem::{Problem, ProblemCode};
 use super::rate_limit_headers::whole_seconds;
 use super::route_rights::{RouteAccess, RouteRights};
 use super::{SharedApiState, accept, origin, server, status, unread_input};
+use crate::lifecycle::admin_token::AdminToken;
 use crate::metrics::AuthFailureKind;
 use crate::model::audit::{CallerIdentity, Initiator};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::words;
-use crate::model::token::{PREFIX, RequiredRight, Right, Token};
-use crate::store::MissingResource;
+use crate::model::token::{CODE_PREFIX, PREFIX, RequiredRight, Right, SESSION_PREFIX, Token, TokenKind};
+use crate::store::{MissingResource, Store};
 
+pub use super::token_uses::{TokenUses, write_uses, write_uses_periodically};
 pub use crate::model::token::TokenHash;
 
 /// Prefix of every admin token, so that secret scanners find leaked ones.
 const ADMIN_PREFIX: &str = "pha_";
-/// Interval at which the last use of tokens is written to the store.
-const USES_WRITE_INTERVAL: Duration = Duration::from_secs(60);
-
-/// The hash of the admin token in force. Another node may replace it.
-#[derive(Debug)]
-pub struct AdminToken(RwLock<TokenHash>);
-
-impl AdminToken {
-    /// Makes the token with this hash the admin token.
-    pub fn new(hash: TokenHash) -> Self {
-        Self(RwLock::new(hash))
-    }
-
-    /// Replaces the admin token. Returns whether that changed anything.
-    pub fn replace(&self, hash: TokenHash) -> bool {
-        let mut current = self.0.write();
-        std::mem::replace(&mut *current, hash) != hash
-    }
-
-    fn matches(&self, token: &str) -> bool {
-        let current = *self.0.read();
-        is_hash_of(&current, token)
-    }
-}
+/// Beginnings of everything that must not be logged.
+const SECRET_PREFIXES: [&str; 4] = [ADMIN_PREFIX, PREFIX, CODE_PREFIX, SESSION_PREFIX];
 
 /// Returns a new admin token.
 pub fn new_admin_token(random: [u8; 32]) -> String {
@@ -74,14 +51,20 @@ pub fn new_admin_token(random: [u8; 32]) -> String {
 
 /// Returns a new token. It contains its id, by which the store finds its hash.
 pub fn new_token(id: TokenId, random: [u8; 32]) -> String {
-    let id = id.to_string();
-    let id = id.strip_prefix(TokenId::PREFIX).expect("an id begins with its prefix");
-    format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(random))
+    new_secret(PREFIX, id, random)
 }
 
-/// Returns the id that a token contains; nothing proves yet that the token is valid.
-fn id_of(token: &str) -> Option<TokenId> {
-    let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
+/// Returns a new token, code or session with this prefix.
+pub fn new_secret(prefix: &str, id: TokenId, random: [u8; 32]) -> String {
+    let id = id.to_string();
+    let id = id.strip_prefix(TokenId::PREFIX).expect("an id begins with its prefix");
+    format!("{prefix}{id}_{}", URL_SAFE_NO_PAD.encode(random))
+}
+
+/// Returns the id that a token, code or session contains; nothing proves yet that
+/// it is valid.
+pub fn id_in(prefix: &str, secret: &str) -> Option<TokenId> {
+    let (id, _) = secret.strip_prefix(prefix)?.split_once('_')?;
     format!("{}{id}", TokenId::PREFIX).parse().ok()
 }
 
@@ -95,6 +78,20 @@ pub fn hash(token: &str) -> TokenHash {
 fn is_hash_of(expected: &TokenHash, token: &str) -> bool {
     constant_time::verify_slices_are_equal(&hash(token), expected).is_ok()
 }
+
+/// Returns the stored token that a secret with this prefix is of, and whether the
+/// secret is right. An unknown id is compared with a dummy hash, so that both
+/// cases take the same time. Reads memory only.
+pub fn stored_token(store: &dyn Store, prefix: &str, kind: TokenKind, secret: &str) -> (Option<Arc<Token>>, bool) {
+    let known = id_in(prefix, secret).and_then(|id| store.token(id)).filter(|known| known.kind == kind);
+    let is_match = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), secret);
+    (known, is_match)
+}
+
+/// The caller of a request that a page makes in this process, in the name of the
+/// person who is signed in. Nothing that comes over the network can have it.
+#[derive(Debug, Clone)]
+pub struct InProcessCaller(pub Principal);
 
 /// The caller of a request.
 #[derive(Debug, Clone)]
@@ -133,7 +130,13 @@ impl Principal {
         self.may(RouteAccess { need: RequiredRight::Admin, is_reading: true }, None).is_ok()
     }
 
-    fn identity(&self) -> CallerIdentity {
+    /// Whether the caller has access to a route of this tenant.
+    pub fn has_access(&self, access: RouteAccess, tenant: &str) -> bool {
+        self.may(access, Some(tenant)).is_ok()
+    }
+
+    /// Returns the identity that the audit log names.
+    pub fn identity(&self) -> CallerIdentity {
         match self {
             Self::Admin => CallerIdentity::Admin,
             Self::Token(token) => CallerIdentity::Token { id: token.id, name: token.name.clone() },
@@ -144,7 +147,7 @@ impl Principal {
     fn may(&self, access: RouteAccess, named_tenant: Option<&str>) -> Result<(), AuthFailure> {
         let Self::Token(token) = self else { return Ok(()) };
         let failed = |kind, problem| AuthFailure { kind, problem, token: Some(token.clone()) };
-        // This check comes first, so that the answer tells nothing else about another tenant.
+        // This check comes first, so that the answer reveals nothing else about another tenant.
         let own = token.tenant.as_ref();
         if own.zip(named_tenant).is_some_and(|(own, named)| named != own.as_str()) {
             return Err(failed(AuthFailureKind::OtherTenant, Problem::not_found(MissingResource::Tenant)));
@@ -207,7 +210,7 @@ pub async fn admit(
         }
         return next.run(request).await;
     }
-    let principal = match identify(&api, request.headers()) {
+    let principal = match caller_of(&api, &request) {
         Ok(principal) => principal,
         Err(AuthError::Failed(failure)) => return auth_failures::refuse(&api, &request, *failure).into_response(),
         Err(AuthError::StaleCatalog) => return refuse_stale_catalog().into_response(),
@@ -316,7 +319,7 @@ async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<Stri
 
 /// Returns a path for the log, with tokens in it masked.
 fn path_for_log(path: &str) -> String {
-    let masked = |segment: &str| match [ADMIN_PREFIX, PREFIX].into_iter().find(|prefix| segment.starts_with(prefix)) {
+    let masked = |segment: &str| match SECRET_PREFIXES.into_iter().find(|prefix| segment.starts_with(prefix)) {
         Some(prefix) => format!("{prefix}{MASK}"),
         None => segment.to_owned(),
     };
@@ -344,11 +347,26 @@ enum AuthError {
     StaleCatalog,
 }
 
-fn refuse_stale_catalog() -> Problem {
+/// Returns the refusal of a node that may have missed a revocation.
+pub fn refuse_stale_catalog() -> Problem {
     Problem::new(
         ProblemCode::Unavailable,
-        "this node has lost touch with the others, and cannot tell which tokens are still good; ask another one",
+        "this node has lost contact with the others, and cannot know which tokens are still valid; use another node",
     )
+}
+
+/// Identifies the caller: the one that a page of this process names, or else the
+/// holder of the bearer token. Cookies are for the pages, and not looked at.
+fn caller_of(api: &SharedApiState, request: &Request) -> Result<Principal, AuthError> {
+    match request.extensions().get::<InProcessCaller>() {
+        Some(InProcessCaller(principal)) => Ok(principal.clone()),
+        None => identify(api, request.headers()),
+    }
+}
+
+/// Returns the caller, if the token of the request is in order.
+pub fn identified(api: &SharedApiState, headers: &HeaderMap) -> Option<Principal> {
+    identify(api, headers).ok()
 }
 
 /// Identifies the caller by the token of the request.
@@ -358,30 +376,48 @@ fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, Auth
         let kind = if headers.contains_key(AUTHORIZATION) { AuthFailureKind::Wrong } else { AuthFailureKind::Missing };
         return Err(failed(kind, unauthenticated(), None));
     };
+    let (store, now) = (api.gateway.store.as_ref(), api.gateway.clock.wall());
+    match check_token(store, &api.gateway.admin, token, now) {
+        TokenCheck::Admin => Ok(Principal::Admin),
+        TokenCheck::Valid(known) => {
+            api.uses.record_use(known.id, now);
+            Ok(Principal::Token(known))
+        }
+        TokenCheck::Wrong(known) => Err(failed(AuthFailureKind::Wrong, unauthenticated(), known)),
+        TokenCheck::Expired(known) => {
+            let detail = format!("token {} has expired; ask for a new one", known.id);
+            let problem = Problem::new(ProblemCode::Unauthenticated, detail);
+            Err(failed(AuthFailureKind::Expired, problem, Some(known)))
+        }
+        TokenCheck::StaleCatalog => Err(AuthError::StaleCatalog),
+    }
+}
+
+/// What a token proves about its holder.
+pub enum TokenCheck {
+    /// It is the admin token.
+    Admin,
+    /// It is this token, and in force.
+    Valid(Arc<Token>),
+    /// It is not valid, and may name a token that exists.
+    Wrong(Option<Arc<Token>>),
+    /// It was valid once.
+    Expired(Arc<Token>),
+    /// This node may have missed that it was revoked.
+    StaleCatalog,
+}
+
+/// Checks a token of the API. Codes and sessions are none.
+pub fn check_token(store: &dyn Store, admin: &AdminToken, token: &str, now: Timestamp) -> TokenCheck {
     if !token.starts_with(PREFIX) {
-        return if api.admin.matches(token) {
-            Ok(Principal::Admin)
-        } else {
-            Err(failed(AuthFailureKind::Wrong, unauthenticated(), None))
-        };
+        return if is_hash_of(&admin.hash(), token) { TokenCheck::Admin } else { TokenCheck::Wrong(None) };
     }
-    let store = &api.gateway.store;
-    let known = id_of(token).and_then(|id| store.token(id));
-    // An unknown id is compared with a dummy hash, so that both cases take the same time.
-    let is_match = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
-    let Some(known) = known.clone().filter(|_| is_match) else {
-        return Err(failed(AuthFailureKind::Wrong, unauthenticated(), known));
-    };
-    let now = api.gateway.clock.wall();
-    if known.is_over(now) {
-        let detail = format!("token {} has expired; ask for a new one", known.id);
-        return Err(failed(AuthFailureKind::Expired, Problem::new(ProblemCode::Unauthenticated, detail), Some(known)));
+    match stored_token(store, PREFIX, TokenKind::Api, token) {
+        (Some(known), true) if known.is_over(now) => TokenCheck::Expired(known),
+        (Some(_), true) if !store.is_current() => TokenCheck::StaleCatalog,
+        (Some(known), true) => TokenCheck::Valid(known),
+        (known, _) => TokenCheck::Wrong(known),
     }
-    if !store.is_current() {
-        return Err(AuthError::StaleCatalog);
-    }
-    api.uses.record_use(known.id, now);
-    Ok(Principal::Token(known))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -391,79 +427,18 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The last use of each token on this node. A request only updates memory; a
-/// background task writes to the store.
-#[derive(Debug, Default)]
-pub struct TokenUses(Mutex<HashMap<TokenId, TokenUse>>);
-
-#[derive(Debug, Clone, Copy)]
-struct TokenUse {
-    at: Timestamp,
-    is_written: bool,
-}
-
-impl TokenUses {
-    /// Records the use of a token, at most once a minute.
-    fn record_use(&self, id: TokenId, now: Timestamp) {
-        let mut uses = self.0.lock();
-        let is_due = uses.get(&id).is_none_or(|last| now.duration_since(last.at).unsigned_abs() >= USES_WRITE_INTERVAL);
-        if is_due {
-            uses.insert(id, TokenUse { at: now, is_written: false });
-        }
-    }
-
-    /// Returns when a token was last used on this node.
-    pub fn last(&self, id: TokenId) -> Option<Timestamp> {
-        self.0.lock().get(&id).map(|last| last.at)
-    }
-
-    fn unwritten(&self) -> Vec<(TokenId, Timestamp)> {
-        let uses = self.0.lock();
-        uses.iter().filter(|(_, last)| !last.is_written).map(|(id, last)| (*id, last.at)).collect()
-    }
-
-    fn mark_written(&self, written: &[(TokenId, Timestamp)]) {
-        let mut uses = self.0.lock();
-        for (id, at) in written {
-            if let Some(last) = uses.get_mut(id).filter(|last| last.at == *at) {
-                last.is_written = true;
-            }
-        }
-    }
-}
-
-/// Writes the last use of tokens to the store once a minute, for ever.
-pub async fn write_uses_periodically(api: SharedApiState) {
-    loop {
-        tokio::time::sleep(USES_WRITE_INTERVAL).await;
-        write_uses(&api).await;
-    }
-}
-
-/// Writes the last uses of tokens that the store does not have yet.
-pub async fn write_uses(api: &SharedApiState) {
-    let unwritten = api.uses.unwritten();
-    if unwritten.is_empty() {
-        return;
-    }
-    match api.gateway.store.use_tokens(unwritten.clone()).await {
-        Ok(()) => api.uses.mark_written(&unwritten),
-        Err(problem) => warn!(
-            "the last use of tokens could not be written to the store, and is written again in a minute: {problem}"
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lifecycle::admin_token::AdminToken;
 
     #[test]
     fn one_token_is_in_force_at_a_time() {
         let admin = AdminToken::new(hash("old"));
-        assert!(admin.matches("old") && !admin.matches("new"));
+        let is_valid = |token: &str| is_hash_of(&admin.hash(), token);
+        assert!(is_valid("old") && !is_valid("new"));
         assert!(admin.replace(hash("new")) && !admin.replace(hash("new")));
-        assert!(admin.matches("new") && !admin.matches("old"));
+        assert!(is_valid("new") && !is_valid("old"));
     }
 
     #[test]
@@ -471,9 +446,9 @@ mod tests {
         let id = TokenId::mint(Timestamp::from_second(1_700_000_000).unwrap(), 7);
         let token = new_token(id, [0xfb; 32]);
         assert!(token.starts_with("pht_") && token.len() == 4 + 26 + 1 + 43, "{token}");
-        assert_eq!(id_of(&token), Some(id));
+        assert_eq!(id_in(PREFIX, &token), Some(id));
         for other in ["pht_", "pht_x_y", "pha_abc", &token[..30], &token.replace("pht_", "pht__")] {
-            assert_eq!(id_of(other), None, "{other}");
+            assert_eq!(id_in(PREFIX, other), None, "{other}");
         }
     }
 
@@ -483,6 +458,9 @@ mod tests {
         let (theirs, admins) = (new_token(id, [0xfb; 32]), new_admin_token([0xfb; 32]));
         assert_eq!(path_for_log(&format!("/v1/tokens/{theirs}")), "/v1/tokens/pht_***");
         assert_eq!(path_for_log(&format!("/v1/{admins}/x")), "/v1/pha_***/x");
+        for prefix in [CODE_PREFIX, SESSION_PREFIX] {
+            assert_eq!(path_for_log(&format!("/{}", new_secret(prefix, id, [1; 32]))), format!("/{prefix}***"));
+        }
         assert_eq!(path_for_log(&format!("/v1/tokens/{id}")), format!("/v1/tokens/{id}"));
     }
 
@@ -493,20 +471,5 @@ mod tests {
         assert_eq!(bearer(&headers), Some("a"));
         headers.append(AUTHORIZATION, HeaderValue::from_static("Bearer b"));
         assert_eq!(bearer(&headers), None);
-    }
-
-    #[test]
-    fn a_use_is_noted_once_a_minute_and_written_once() {
-        let (uses, id) = (TokenUses::default(), TokenId::mint(Timestamp::UNIX_EPOCH, 1));
-        let at = |second| Timestamp::from_second(second).unwrap();
-        uses.record_use(id, at(0));
-        uses.record_use(id, at(59));
-        assert_eq!(uses.unwritten(), [(id, at(0))]);
-        uses.mark_written(&[(id, at(0))]);
-        assert!(uses.unwritten().is_empty());
-        uses.record_use(id, at(60));
-        assert_eq!((uses.unwritten(), uses.last(id)), (vec![(id, at(60))], Some(at(60))));
-        uses.mark_written(&[(id, at(0))]);
-        assert_eq!(uses.unwritten(), [(id, at(60))], "what came meanwhile is not lost");
     }
 }

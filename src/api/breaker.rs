@@ -30,7 +30,7 @@ const OPEN_MAX: Span = Span::secs(30 * 86_400);
 pub struct OpenBreaker {
     /// What others should know, at most 500 bytes.
     note: Option<String>,
-    /// For how long nothing goes, 1s to 30d; then it is probed. Left out, until it is closed.
+    /// How long the breaker stays open, 1s to 30d; then it is probed. If left out, until it is closed.
     #[serde(rename = "for")]
     #[schema(value_type = Option<String>, example = "10m")]
     span: Option<Span>,
@@ -41,7 +41,7 @@ pub struct OpenBreaker {
 /// What waits for it is held, and ages on: to hold it without ageing, pause the endpoint. A `retry` of one delivery still goes.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/open", operation_id = "open_endpoint_breaker", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<OpenBreaker>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
@@ -70,7 +70,7 @@ pub async fn open(
 /// What was held goes on with a ramp: one request at a time first, then twice as many, up to the cap. One that is not open is left as it is.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/close", operation_id = "close_endpoint_breaker", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<super::endpoints::Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
@@ -117,10 +117,10 @@ impl EndpointEventView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct HistoryParams {
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub struct HistoryParams {
 /// Pauses, resumes, and every move of its breaker; the last 500 are kept.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_endpoint_history", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
     responses((status = 200, body = Page<EndpointEventView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]

@@ -46,10 +46,9 @@ pub struct ShardView {
     node: Option<String>,
     /// How many owners it has had.
     epoch: u64,
-    /// For how long the oldest delivery that could go has not gone, in milliseconds.
+    /// How long the oldest delivery that could start has waited, in milliseconds.
     lag_ms: u64,
-    /// For how long the oldest delivery that is held back has been due, by what holds it; null where its owner was not
-    /// heard in time, and `lag_ms` then counts what only its owner knows to be held.
+    /// For how long the oldest delivery that is held back has been due, by what holds it; null where its owner did not answer in time, and `lag_ms` then counts what only its owner knows to be held.
     held_ms: Option<BlockedMs>,
 }
 

@@ -20,7 +20,7 @@ use crate::model::wall_offset::WallOffset;
 /// A group of dead letters. A field that they are not grouped by is null.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeadLetterGroupView {
-    /// Whose they are.
+    /// The tenant that they belong to.
     #[schema(value_type = Option<String>)]
     tenant: Option<TenantId>,
     /// The endpoint they were for; it may have been deleted since.
@@ -77,7 +77,7 @@ pub struct DeadLetterGroupsView {
 /// The largest groups come first. Nothing is counted for it, however many there are.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/dead-letters/groups", operation_id = "group_dead_letters", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letters they are"), GroupFilter, LimitParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), GroupFilter, LimitParams),
     responses((status = 200, body = DeadLetterGroupsView), Problems, InputProblems),
     security(("token" = ["read"])),
 )]

@@ -36,7 +36,7 @@ pub struct DeliveryView {
     /// The delivery's id.
     #[schema(value_type = String)]
     pub id: DeliveryId,
-    /// Whose it is.
+    /// The tenant that it belongs to.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// The event it carries.
@@ -221,7 +221,7 @@ fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
 /// With `finished_since` or `finished_until` the latest finished come first.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries", operation_id = "list_deliveries", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose deliveries they are"), DeliveryFilter, PageParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), DeliveryFilter, PageParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
@@ -238,7 +238,7 @@ pub async fn list(
 /// With `finished_since` or `finished_until`, times of death, the latest dead come first.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/dead-letters", operation_id = "list_dead_letters", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letters they are"), DeliveryFilter, PageParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), DeliveryFilter, PageParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
@@ -268,16 +268,25 @@ async fn page_of(
     page: PageParams,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page_request = ask(list, page.limit, page.cursor.as_deref())?;
-    let filter = filter.on_engine(api.gateway.clock.wall_offset());
-    let page = api.gateway.store.deliveries(tenant, filter, page_request).await?;
-    let data = DeliveryView::all(&api.gateway, page.data).await;
-    Ok(Json(Page::of(list, ListPage { data, next: page.next }, |view| view)))
+    let offset = api.gateway.clock.wall_offset();
+    let page = api.gateway.store.deliveries(tenant, filter.on_engine(offset), page_request).await?;
+    Ok(Json(shown(api, list, page.on_wall(offset)).await))
+}
+
+/// Returns a page of deliveries as it is shown.
+pub(super) async fn shown(
+    api: &SharedApiState,
+    list: &'static str,
+    mut page: ListPage<Delivery>,
+) -> Page<DeliveryView> {
+    let data = DeliveryView::all(&api.gateway, std::mem::take(&mut page.data)).await;
+    Page::of(list, page.with(data), |view| view)
 }
 
 /// Show a delivery
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "get_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = DeliveryView), Problems),
     security(("token" = ["read"])),
 )]
@@ -299,7 +308,7 @@ pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId
 /// List the attempts of a delivery, oldest first
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_delivery_attempts", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Page<AttemptView>), Problems),
     security(("token" = ["read"])),
 )]
@@ -326,11 +335,11 @@ pub async fn attempts(
 
 /// Explain a delivery
 ///
-/// Why it stands where it stands: what was answered, which rule judged it, how the wait came about, when it goes next, and what could change that.
+/// Why it is in its state: what was answered, which rule judged it, how the wait came about, when it goes next, and what could change that.
 /// With the admin token also which address of which name was refused, where the target may not be called.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/explain", operation_id = "explain_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Explanation), Problems),
     security(("token" = ["read"])),
 )]

@@ -34,7 +34,7 @@ async fn change(
 /// Skips the wait, also one that the receiver asked for; never its lane, a pause or the cap.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/retry", operation_id = "retry_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]
@@ -52,7 +52,7 @@ pub async fn retry(
 /// Nothing further is sent. An attempt in flight that succeeds still makes it delivered.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/cancel", operation_id = "cancel_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]
@@ -70,7 +70,7 @@ pub async fn cancel(
 /// Same event id, same body, a fresh budget; attempt numbers go on counting.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/replay", operation_id = "replay_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
     security(("token" = ["manage"])),
 )]
@@ -88,7 +88,7 @@ pub async fn replay(
 /// In a lane it is the head again, and those behind it follow in order.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/replay", operation_id = "replay_dead_letter", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
     security(("token" = ["manage"])),
 )]
@@ -116,12 +116,12 @@ pub async fn replay_dead(
     change(&api, &by, &tenant, id, DeliveryChange::Replay).await
 }
 
-/// Give a dead letter up
+/// Discard a dead letter
 ///
 /// It becomes cancelled and keeps its cause; its lane moves on.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/discard", operation_id = "discard_dead_letter", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]

@@ -1,7 +1,7 @@
 //! Builds the view of an endpoint: its settings without their secrets, its state
 //! and its health.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -28,7 +28,7 @@ pub struct EndpointView {
     /// The endpoint's id.
     #[schema(value_type = String)]
     id: EndpointId,
-    /// Whose it is.
+    /// The tenant that it belongs to.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// Settings of the endpoint. The values of its own headers are masked.
@@ -67,7 +67,7 @@ pub struct EndpointView {
     pub(super) secret: Option<String>,
 }
 
-/// How an endpoint is doing.
+/// The health of an endpoint.
 #[derive(Serialize, ToSchema)]
 pub struct HealthView {
     /// The state of its [breaker](gentle.md#the-breaker).
@@ -180,21 +180,6 @@ impl EndpointView {
             secret: None,
         }
     }
-}
-
-/// Returns the live state of these endpoints' breakers.
-pub(super) async fn breaker_states(
-    api: &SharedApiState,
-    endpoints: &[Arc<Endpoint>],
-) -> HashMap<EndpointId, BreakerState> {
-    let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
-    let statuses = live_statuses(&api.gateway, about).await;
-    let now = api.gateway.clock.now();
-    let state = |endpoint: &Arc<Endpoint>| {
-        let live = statuses.get(&endpoint.id).and_then(|status| status.health.as_ref());
-        (endpoint.id, live.unwrap_or(&endpoint.health).breaker(now))
-    };
-    endpoints.iter().map(state).collect()
 }
 
 /// Returns the settings above the tenant's ceiling, with the values in force.

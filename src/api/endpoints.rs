@@ -8,16 +8,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use tracing::warn;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::accept::ReceiptView;
 use super::auth::Principal;
-use super::endpoint_view::{EndpointView, breaker_states};
+use super::endpoint_list::{self, EndpointListParams};
+use super::endpoint_view::EndpointView;
+use super::inherited::refuse_own_values;
 use super::input::{
     DOCUMENT_BYTES_MAX, NamedEndpoint, TenantPath, document_from_json, fields_from_json, from_value, read_body,
 };
-use super::page::{Page, ask};
+use super::page::Page;
 use super::problem::{
     FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, TargetProblems,
 };
@@ -31,10 +33,8 @@ use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::BodyFormat;
-use crate::model::endpoint::{
-    AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointState, EndpointStatus,
-};
-use crate::model::health::{BreakerState, EndpointHealth};
+use crate::model::endpoint::{AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointStatus};
+use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::policy::RetryPolicy;
 use crate::model::signing::SignatureProfile;
@@ -59,7 +59,7 @@ pub struct NewEndpoint {
 /// What is left out comes from the tenant's defaults, then from the gateway's.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints", operation_id = "create_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is")),
+    params(("tenant" = String, Path, description = "The tenant's id")),
     request_body = NewEndpoint,
     responses((status = 201, body = EndpointView), Problems, InputProblems, TargetProblems, LimitProblems),
     security(("token" = ["manage"])),
@@ -76,8 +76,9 @@ pub async fn create(
     let keys = ProvidedKeys::take(&mut document)?;
     let settings = from_value(&Value::Object(document.clone()));
     let mut settings: EndpointSettings =
-        settings.map_err(|problem| problem.also_knowing(&["secret", "private_key"]))?;
+        settings.map_err(|problem| problem.with_known_fields(&["secret", "private_key"]))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
+    refuse_own_values(&document, &settings, None)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
     let secret = keys.mint(api.gateway.clock.wall())?;
@@ -113,6 +114,7 @@ fn fill_from_tenant(
     let known_tenant = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found(MissingResource::Tenant))?;
     let defaults = &known_tenant.defaults;
     let is_left_out = |name: &str| !given.contains_key(name);
+    settings.inherit(defaults);
     if let Some(retry) = defaults.retry.clone().filter(|_| is_left_out("retry")) {
         settings.retry = retry;
     }
@@ -189,6 +191,9 @@ async fn check(
         let pointer = if settings.format == BodyFormat::Thin { "/format" } else { "/thin_above" };
         errors.push(FieldError { pointer: pointer.into(), detail: NoPublicUrl.to_string() });
     }
+    if let Some(problem) = settings.check_listening(tenant) {
+        errors.push(FieldError { pointer: problem.pointer, detail: problem.message });
+    }
     if let (Ok(_), Err(problem)) = (&checked, tls::check(&settings.tls)) {
         errors.push(FieldError { pointer: problem.pointer, detail: problem.message });
     }
@@ -204,8 +209,7 @@ async fn check(
     }
 }
 
-/// Returns the canonical form of a URL that may be called, as far as can be told
-/// now. The reason of a refusal goes to the log, for the operator alone.
+/// Returns the canonical form of a URL that may be called, as far as is known now. The reason of a refusal goes to the log, for the operator alone.
 async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result<String, Problem> {
     match api.egress.check(url).await {
         Ok(url) => Ok(url.into()),
@@ -222,26 +226,12 @@ async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result
     }
 }
 
-/// Which endpoints to list.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct EndpointParams {
-    /// In this state.
-    state: Option<EndpointState>,
-    /// With the breaker in this state.
-    breaker: Option<BreakerState>,
-    /// How many: 1 to 500, 50 if not said.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<usize>,
-    /// Where the last page ended.
-    cursor: Option<String>,
-}
-
 /// List endpoints, newest first
+///
+/// In another order if `sort` says so.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints", operation_id = "list_endpoints", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoints they are"), EndpointParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), EndpointListParams),
     responses((status = 200, body = Page<EndpointView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
@@ -249,27 +239,10 @@ pub async fn list(
     State(api): State<SharedApiState>,
     principal: Principal,
     TenantPath(tenant): TenantPath,
-    QueryParams(params): QueryParams<EndpointParams>,
+    QueryParams(params): QueryParams<EndpointListParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
-    let page_request = ask("endpoints", params.limit, params.cursor.as_deref())?;
-    let below: Option<EndpointId> = match &page_request.cursor {
-        None => None,
-        Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::InvalidCursor))?),
-    };
-    // All endpoints are in memory; a breaker's live state is asked for only if it matters.
-    let mut listed = api.gateway.store.endpoints(&tenant);
-    listed.retain(|endpoint| {
-        below.is_none_or(|below| endpoint.id < below) && params.state.is_none_or(|state| endpoint.status.state == state)
-    });
-    if let Some(breaker) = params.breaker {
-        let states = breaker_states(&api, &listed).await;
-        listed.retain(|endpoint| states.get(&endpoint.id) == Some(&breaker));
-    }
-    let mut rest = listed.into_iter();
-    let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page_request.limit).collect();
-    let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
-    let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
-    Ok(Json(Page::of("endpoints", crate::store::ListPage { data, next }, |view| view.seen_by(&principal))))
+    let endpoints = api.gateway.store.endpoints(&tenant);
+    endpoint_list::page_of(&api, "endpoints", endpoints, params, &principal).await.map(Json)
 }
 
 /// Returns an endpoint of this tenant, or the problem that there is none.
@@ -284,7 +257,7 @@ pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<A
 /// Show an endpoint
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "get_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = EndpointView), Problems),
     security(("token" = ["read"])),
 )]
@@ -302,7 +275,7 @@ pub async fn show(
 /// A JSON merge patch: what is left out stays, null goes back to its default.
 #[utoipa::path(
     patch, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "update_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body(content = EndpointSettings, description = "Any of the settings"),
     responses((status = 200, body = EndpointView), Problems, InputProblems, TargetProblems, LimitProblems),
     security(("token" = ["manage"])),
@@ -323,6 +296,10 @@ pub async fn update(
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
         merge(&mut document, Value::Object(patch.clone()));
         let mut settings: EndpointSettings = from_value(&document)?;
+        refuse_own_values(&patch, &settings, Some(&current.settings))?;
+        if let Some(known) = api.gateway.store.tenant(&tenant) {
+            settings.inherit(&known.defaults);
+        }
         let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
@@ -365,7 +342,7 @@ pub fn merge(target: &mut Value, patch: Value) {
 /// What waits for it is cancelled, and no further request goes out.
 #[utoipa::path(
     delete, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "delete_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 204), Problems),
     security(("token" = ["manage"])),
 )]
@@ -413,7 +390,7 @@ pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem
 /// Its deliveries, new ones included, are held and do not age. What is in flight finishes.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/pause", operation_id = "pause_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
@@ -437,7 +414,7 @@ pub async fn pause(
 /// Resuming one that is neither ends the quiet its receiver asked for with `Retry-After`, and closes its breaker.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/resume", operation_id = "resume_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
@@ -460,7 +437,7 @@ pub async fn resume(
 /// An ordinary event of type `posthaste.test`, whatever types the endpoint wants. A tenant may do this ten times a minute.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 202, body = ReceiptView), Problems, TargetProblems, SpaceProblems),
     security(("token" = ["manage"])),
 )]

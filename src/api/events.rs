@@ -132,17 +132,17 @@ pub struct EventParams {
     /// Accepted before this time.
     #[param(value_type = Option<String>)]
     until: Option<Timestamp>,
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
 /// List events, newest first
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events", operation_id = "list_events", tag = "events",
-    params(("tenant" = String, Path, description = "Whose events they are"), EventParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), EventParams),
     responses((status = 200, body = Page<EventView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
@@ -159,14 +159,14 @@ pub async fn list(
         since: params.since.map(|at| offset.engine(at)),
         until: params.until.map(|at| offset.engine(at)),
     };
-    let page = api.gateway.store.events(&tenant, query, page_request).await?;
+    let page = api.gateway.store.events(&tenant, query, page_request).await?.on_wall(offset);
     Ok(Json(Page::of("events", page, |record| EventView::of(&api, record))))
 }
 
 /// Show an event
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "get_event", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = EventView), Problems, GoneProblems),
     security(("token" = ["read"])),
 )]
@@ -199,7 +199,7 @@ async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<E
 /// What waits of it is cancelled, and nothing of it can be sent again. All else that is known of it stays: its id is still recognised when it is handed in once more.
 #[utoipa::path(
     delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event_data", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id")),
     responses((status = 204), Problems),
     security(("token" = ["manage"])),
 )]
@@ -216,7 +216,7 @@ pub async fn expunge(
 /// List the deliveries of an event
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}/deliveries", operation_id = "list_event_deliveries", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<DeliveryView>), Problems),
     security(("token" = ["read"])),
 )]
@@ -230,12 +230,12 @@ pub async fn deliveries(
     Ok(Json(Page::whole(DeliveryView::all(&api.gateway, deliveries).await)))
 }
 
-/// Tell why each endpoint got an event, or did not
+/// Explain why each endpoint got an event, or did not
 ///
-/// Rules are applied as they are now; `delivery_id` tells what was decided when the event was accepted.
+/// Rules are applied as they are now; `delivery_id` shows what was decided when the event was accepted.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}/matches", operation_id = "list_event_matches", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<MatchView>), Problems, GoneProblems),
     security(("token" = ["read"])),
 )]

@@ -12,7 +12,7 @@ use super::page::Page;
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
 use crate::model::attempt::Attempt;
-use crate::model::id::{AttemptId, AuditId, DeliveryId, EndpointId, EventId, SecretId, TenantId, TokenId};
+use crate::model::id::{AttemptId, AuditId, DeliveryId, EndpointId, EventId, JobId, SecretId, TenantId, TokenId};
 use crate::store::{self, AuditQuery, PageRequest, Store};
 
 /// Most events that one id finds.
@@ -38,6 +38,8 @@ pub enum FoundKind {
     Token,
     /// An entry of the audit log.
     AuditEntry,
+    /// A job that is kept.
+    Job,
 }
 
 /// Something that has the id.
@@ -47,7 +49,7 @@ pub struct FoundView {
     kind: FoundKind,
     /// The id it was found by.
     id: String,
-    /// Whose it is; null for a token of the gateway itself.
+    /// The tenant that it belongs to; null for a token of the gateway itself.
     #[schema(value_type = Option<String>)]
     tenant: Option<TenantId>,
     /// The delivery of an attempt, or the endpoint of a secret; null for all else.
@@ -64,7 +66,7 @@ pub struct FoundView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FindParams {
-    /// The id of a delivery, an attempt, an event, an endpoint, a secret, a tenant, a token or an audit entry.
+    /// The id of a delivery, an attempt, an event, an endpoint, a secret, a tenant, a token, a job or an audit entry.
     #[param(example = "dlv_01m7fwhwg2e008000000000002")]
     id: String,
 }
@@ -119,8 +121,8 @@ fn in_catalog(store: &dyn Store, id: &str) -> Option<FoundView> {
     Some(FoundView { tenant: token.tenant.clone(), ..FoundView::of(FoundKind::Token, id, &TenantId::system()) })
 }
 
-/// Finds a delivery, an attempt, an audit entry or a deleted endpoint, each by the key
-/// of its row.
+/// Finds a delivery, an attempt, an audit entry, a job or a deleted endpoint, each by the
+/// key of its row.
 async fn in_history(store: &dyn Store, id: &str) -> store::Result<Option<FoundView>> {
     if let Ok(delivery) = id.parse::<DeliveryId>() {
         let tenant = store.tenant_of_delivery(delivery).await?;
@@ -133,6 +135,11 @@ async fn in_history(store: &dyn Store, id: &str) -> store::Result<Option<FoundVi
     }
     if let Ok(entry) = id.parse::<AuditId>() {
         return found_audit_entry(store, id, entry).await;
+    }
+    if let Ok(job) = id.parse::<JobId>() {
+        let tenant = store.tenant_of_job(job).await?;
+        return Ok(tenant
+            .map(|tenant| FoundView::of(FoundKind::Job, id, &tenant).at(format!("/v1/tenants/{tenant}/jobs/{id}"))));
     }
     let Ok(endpoint) = id.parse::<EndpointId>() else { return Ok(None) };
     if store.any_endpoint(endpoint).is_some() {

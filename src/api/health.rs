@@ -7,9 +7,11 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use http::header::CONTENT_TYPE;
 
 use super::problem::{Problem, ProblemCode};
 use super::{SharedApiState, startup, status};
+use crate::metrics::{self, Metrics};
 
 /// Most connections open at once: enough for probes and a metrics collector.
 pub const CONNECTIONS: usize = 32;
@@ -34,6 +36,20 @@ pub fn router(gateway: GatewayCell) -> Router {
         .method_not_allowed_fallback(unknown_route)
         .fallback(unknown_route)
         .with_state(gateway)
+}
+
+/// Returns the routes of a relay in a process of its own.
+pub fn relay_router(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/healthz", get(status::healthz))
+        .route("/metrics", get(relay_metrics))
+        .method_not_allowed_fallback(unknown_route)
+        .fallback(unknown_route)
+        .with_state(metrics)
+}
+
+async fn relay_metrics(State(metrics): State<Arc<Metrics>>) -> Response {
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode_outboxes()).into_response()
 }
 
 async fn readyz(State(gateway): State<GatewayCell>) -> Response {

@@ -36,6 +36,11 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
 /// Deepest nesting of JSON.
 pub const DEPTH_MAX: usize = 64;
 
+/// A request body that can carry events.
+pub trait EventBody: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send {}
+
+impl<B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin + Send> EventBody for B {}
+
 /// Reads a whole body, up to a limit.
 pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
     let body = check_head(headers, body, bytes_max).await?;
@@ -47,7 +52,7 @@ pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) 
 }
 
 /// Refuses a body by its headers alone, before it is read.
-async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Limited<Body>, Problem> {
+async fn check_head<B: EventBody>(headers: &http::HeaderMap, body: B, bytes_max: usize) -> Result<Limited<B>, Problem> {
     if let Some(encoding) = headers.get(CONTENT_ENCODING)
         && encoding != "identity"
     {
@@ -71,7 +76,7 @@ async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> 
 /// it is returned with the body, in the state of waiting for the commit.
 pub async fn read_events<'a>(
     headers: &http::HeaderMap,
-    body: Body,
+    body: impl EventBody,
     bytes_max: usize,
     mut permit: IntakePermit<'a>,
 ) -> Result<(Bytes, IntakePermit<'a>), Problem> {
@@ -92,7 +97,7 @@ pub async fn read_events<'a>(
 }
 
 /// Joins the frames of a body. Most bodies are one frame, which is not copied.
-async fn collect_body(body: &mut Limited<Body>, permit: &mut IntakePermit<'_>) -> Result<Bytes, BoxError> {
+async fn collect_body<B: EventBody>(body: &mut Limited<B>, permit: &mut IntakePermit<'_>) -> Result<Bytes, BoxError> {
     let mut first = Bytes::new();
     let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -125,7 +130,7 @@ fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
 
 /// Reads and discards the rest of a body, up to the timeout, so that the client
 /// reads the response instead of a closed connection.
-async fn drain(mut body: Limited<Body>, timeout: Duration) {
+async fn drain<B: EventBody>(mut body: Limited<B>, timeout: Duration) {
     let reading = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(timeout, reading).await;
 }
@@ -173,7 +178,7 @@ fn explained_by_schema<T: ToSchema>(problem: Problem, bytes: &[u8]) -> Problem {
 
 fn explained_by_kind<T: ToSchema>(problem: Problem, document: &Value) -> Problem {
     let is_same = |error: &FieldError| problem.pointer() == Some(error.pointer.as_str());
-    // What a time looks like is told already.
+    // The message already shows the format of a time.
     let is_plain = |error: &FieldError| !error.pointer.rsplit('/').next().is_some_and(is_time);
     let other_kind = find_other_kind::<T>(document).filter(is_same).filter(is_plain);
     match other_kind.or_else(|| find_out_of_range::<T>(document).filter(is_same)) {
@@ -401,6 +406,14 @@ path_id!(
 path_id!(
     /// The delivery a route names.
     NamedDelivery, DeliveryId, Delivery
+);
+path_id!(
+    /// The portal link a route names.
+    NamedLink, TokenId, Link
+);
+path_id!(
+    /// The portal session a route names.
+    NamedSession, TokenId, Session
 );
 
 /// Reads the id of a resource from the path. A text that is no id is answered 404.

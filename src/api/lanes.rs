@@ -40,17 +40,17 @@ pub struct LaneParams {
     /// Only those behind a dead letter.
     #[serde(default)]
     blocked: bool,
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
 /// List the lanes of an endpoint that have members to deliver, by key
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/lanes", operation_id = "list_endpoint_lanes", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), LaneParams),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id"), LaneParams),
     responses((status = 200, body = Page<LaneView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]

@@ -33,19 +33,19 @@ pub struct Envelope {
     pub seq: Option<u64>,
     /// The producer's name for the shape of `data`.
     pub schema_version: Option<String>,
-    /// Whose it is.
+    /// The tenant that it belongs to.
     pub tenant: String,
     /// The producer's data, byte for byte.
     pub data: serde_json::Value,
 }
 
-/// Fetch the event that a thin delivery told of
+/// Fetch the event that a thin delivery links to
 ///
 /// The `data_url` of a thin event leads here; its signature stands for a token. The answer is the event as the format `envelope` has it. A link is good as long as its delivery is kept, and may be followed once a second, twenty times at once.
 #[utoipa::path(
     get, path = "/data/{tenant}/{delivery}", operation_id = "fetch_event_data", tag = "receivers",
     params(
-        ("tenant" = String, Path, description = "Whose event it is"),
+        ("tenant" = String, Path, description = "The tenant's id"),
         ("delivery" = String, Path, description = "The delivery's id"),
         ("signature" = String, Query, description = "What the gateway signed the link with"),
     ),

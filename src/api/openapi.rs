@@ -28,15 +28,18 @@ mod text;
     security(("token" = [])),
     tags(
         (name = "events", description = "What happened"),
-        (name = "endpoints", description = "Who wants to hear of it"),
+        (name = "endpoints", description = "URLs that receive events"),
         (name = "deliveries", description = "One event on its way to one endpoint"),
         (name = "dead letters", description = "Deliveries that could not be made"),
         (name = "jobs", description = "The same change of many deliveries"),
+        (name = "figures", description = "How many of what happened"),
         (name = "policies", description = "When to try again, and when to stop"),
         (name = "tenants", description = "Whose events these are"),
-        (name = "tokens", description = "What lets programs use the API, and how far"),
+        (name = "tokens", description = "Credentials of programs, and their rights"),
+        (name = "portal", description = "The pages of one tenant, and who may enter"),
         (name = "receivers", description = "What receivers of thin events fetch"),
         (name = "audit", description = "Who changed what, when, and from where"),
+        (name = "backups", description = "Copies of the store"),
         (name = "status", description = "The gateway itself"),
     )
 )]
@@ -107,6 +110,10 @@ fn finish_parameters(operation: &mut Value) {
 
 fn finish_body(path: &str, method: &str, operation: &mut Value) {
     let Some(body) = operation.get_mut("requestBody") else { return };
+    if let Some(image) = body["content"].get_mut("image/png") {
+        image["schema"] = json!({"type": "string", "format": "binary"});
+        return;
+    }
     let schema = &mut body["content"]["application/json"]["schema"];
     // An optional body is left out, never null.
     let present = schema["oneOf"].as_array().and_then(|kinds| kinds.iter().find(|kind| kind["type"] != "null"));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use axum::extract::Request;
-use http::{HeaderMap, HeaderName};
+use http::{Extensions, HeaderMap, HeaderName};
 use ipnet::IpNet;
 use jiff::Timestamp;
 
@@ -41,8 +41,13 @@ fn is_valid(text: &str) -> bool {
 /// Returns the client address of a request. `X-Forwarded-For` is followed from
 /// its end as long as the address before belongs to a trusted proxy.
 pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
-    let Peer(peer) = request.extensions().get::<Peer>()?;
-    Some(client_behind_proxies(peer.to_canonical(), request.headers(), trusted))
+    client_of(request.extensions(), request.headers(), trusted)
+}
+
+/// Returns the client address of a request whose body was taken apart.
+pub fn client_of(extensions: &Extensions, headers: &HeaderMap, trusted: &[IpNet]) -> Option<IpAddr> {
+    let Peer(peer) = extensions.get::<Peer>()?;
+    Some(client_behind_proxies(peer.to_canonical(), headers, trusted))
 }
 
 /// Returns the caller of a request, as the audit log names it.

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -16,10 +17,10 @@ const LIMIT_MAX: usize = 500;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PageParams {
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     pub limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     pub cursor: Option<String>,
 }
 
@@ -27,7 +28,7 @@ pub struct PageParams {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct LimitParams {
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     pub limit: Option<usize>,
 }
@@ -40,18 +41,22 @@ pub struct Page<T> {
     /// Give this as `cursor` for the next page; null on the last.
     #[schema(required = true)]
     pub next: Option<String>,
+    /// The time back to which this page looked, if it is short because it has looked at as many as a page may; absent otherwise. The next page goes on from there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub looked_back_to: Option<Timestamp>,
 }
 
 impl<T> Page<T> {
     /// Returns a list that always fits on one page.
     pub fn whole(data: Vec<T>) -> Self {
-        Self { data, next: None }
+        Self { data, next: None, looked_back_to: None }
     }
 
-    /// Converts a store's page, each item by `show`.
+    /// Converts a store's page, each item by `show`. The page has wall time.
     pub fn of<S>(list: &'static str, page: store::ListPage<S>, show: impl FnMut(S) -> T) -> Self {
         let next = page.next.map(|cursor| URL_SAFE_NO_PAD.encode(format!("{list}:{cursor}")));
-        Self { data: page.data.into_iter().map(show).collect(), next }
+        Self { data: page.data.into_iter().map(show).collect(), next, looked_back_to: page.looked_back_to }
     }
 }
 

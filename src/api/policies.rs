@@ -18,7 +18,7 @@ use crate::model::span::Span;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PreviewParams {
-    /// Tell the odds for an outage of this length, such as `6h`; a ladder of them if not said.
+    /// Length of the outage, such as `6h`; several usual lengths if it is left out.
     #[param(value_type = Option<String>)]
     outage: Option<Span>,
 }

@@ -99,7 +99,7 @@ codes! {
     DataDamaged = "data_damaged", GONE, "The event's data is damaged";
     /// The event id was used before, for other content. Use another id.
     IdConflict = "id_conflict", CONFLICT, "The id belongs to other content";
-    /// There is no such tenant, event, endpoint, delivery, token or route, or none that the token may see.
+    /// There is no such tenant, event, endpoint, delivery, token, link, session or route, or none that the token may see.
     NotFound = "not_found", NOT_FOUND, "There is no such thing";
     /// No token, or one that is not valid, was revoked or has expired.
     Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
@@ -195,6 +195,11 @@ impl Problem {
         Self { limit_name: Some(name), ..self }
     }
 
+    /// Returns the sentence for people.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// Returns the problem's code.
     pub fn code(&self) -> ProblemCode {
         self.code
@@ -246,7 +251,10 @@ impl Problem {
                 | MissingResource::Event
                 | MissingResource::Delivery
                 | MissingResource::Token
-                | MissingResource::Job,
+                | MissingResource::Job
+                | MissingResource::Link
+                | MissingResource::Session
+                | MissingResource::Logo,
             ) => self.detail.push_str(&format!(" in tenant {tenant}")),
             None => {}
         }
@@ -266,7 +274,7 @@ impl Problem {
     }
 
     /// Lists further fields of a document, if it is refused for an unknown one.
-    pub fn also_knowing(mut self, names: &[&str]) -> Self {
+    pub fn with_known_fields(mut self, names: &[&str]) -> Self {
         let is_of_document = self.pointer().is_some_and(|pointer| pointer.matches('/').count() == 1);
         if self.code == ProblemCode::UnknownField && is_of_document {
             let names: String = names.iter().map(|name| format!(", `{name}`")).collect();
@@ -377,6 +385,7 @@ impl From<store::Error> for Problem {
             store::Error::NotFound(what) => Self::not_found(what),
             store::Error::WrongState(_) => Self::new(ProblemCode::WrongState, detail),
             store::Error::OverLimit(over) => Self::new(ProblemCode::LimitExceeded, detail).naming_limit(over.limit),
+            store::Error::TooManySignIns { .. } => Self::new(ProblemCode::LimitExceeded, detail),
             store::Error::Expunged(_) | store::Error::Unmatched(_) => Self::new(ProblemCode::DataExpunged, detail),
             store::Error::Damaged(_) => Self::new(ProblemCode::DataDamaged, detail),
             store::Error::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
@@ -480,6 +489,8 @@ problem_groups! {
     LimitProblems = [LimitExceeded];
     /// Problems of accepting events besides those of their fields.
     AcceptProblems = [IdConflict, FanoutLimit];
+    /// Problems of fetching public keys.
+    PublicKeyProblems = [MalformedRequest, NotFound, Unavailable];
     /// Problems of routes that everybody may use.
     PublicProblems = [MalformedRequest];
     /// Problems of public routes that are no health checks.

@@ -2,7 +2,7 @@
 //! object must be one.
 //!
 //! Serde also reads a list in place of a struct, as its fields in order. Which
-//! inputs are objects is told by the schema alone, so that a new field of any
+//! inputs are objects follows from the schema alone, so that a new field of any
 //! request is checked without being listed anywhere.
 
 use std::collections::BTreeMap;
@@ -262,7 +262,7 @@ fn shown(example: &Value) -> String {
     format!("{{{}}}", fields.join(", "))
 }
 
-/// Names of types in schemas, in the order in which they are told, and their words.
+/// Names of types in schemas, in the order in which messages list them, and what messages call them.
 const KINDS: [(&str, &str); 6] = [
     ("string", "a text"),
     ("integer", "a whole number"),

@@ -4,7 +4,8 @@
 //! within a tenant, `tenants` for changes of tenants themselves, `admin` for the
 //! gateway itself, no scope for any valid token, an empty requirement for everybody. An operation that shows
 //! secrets is marked with `x-shows-secrets`, and callers who may only read are
-//! refused. There is no second list to keep in step, and the gateway does not
+//! refused. One that is no `GET` and changes nothing of anybody else's is marked
+//! with `x-open-to-readers`. There is no second list to keep in step, and the gateway does not
 //! start if an operation names no right.
 
 use std::collections::HashMap;
@@ -48,8 +49,9 @@ impl RouteRights {
                 match need_of(&operation["security"]) {
                     Some(need) => {
                         let is_secret = operation["x-shows-secrets"] == true;
-                        let is_reading =
-                            need == RequiredRight::Right(Right::Read) || method == Method::GET && !is_secret;
+                        let is_reading = need == RequiredRight::Right(Right::Read)
+                            || method == Method::GET && !is_secret
+                            || operation["x-open-to-readers"] == true;
                         let access = RouteAccess { need, is_reading };
                         let takes_body = operation["requestBody"].is_object();
                         let operation = RouteOperation { method, access, takes_query, takes_body };
@@ -128,8 +130,9 @@ mod tests {
             })
             .map(|(path, _)| path.as_str())
             .collect();
-        // Below /v1/ there is always a caller, and any caller may learn who it is.
-        assert!(public.iter().all(|path| !path.starts_with("/v1/") || *path == "/v1/token"), "{public:?}");
+        // Below /v1/ there is always a caller. Any caller may learn who it is, and where deliveries come from.
+        let is_for_all = |path: &&str| !path.starts_with("/v1/") || ["/v1/token", "/v1/egress"].contains(path);
+        assert!(public.iter().all(is_for_all), "{public:?}");
     }
 
     #[test]

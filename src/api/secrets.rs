@@ -59,7 +59,7 @@ pub struct RotatedView {
 /// List an endpoint's secrets, newest first
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets", operation_id = "list_endpoint_secrets", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = Page<SecretView>), Problems),
     security(("token" = ["manage"])),
     extensions(("x-shows-secrets" = json!(true))),
@@ -103,7 +103,7 @@ pub struct Rotation {
 /// The old ones go on signing beside it for a while, so receivers can change over without a gap.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets/rotate", operation_id = "rotate_endpoint_secret", tag = "endpoints",
-    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Rotation>,
     responses((status = 201, body = RotatedView), Problems, InputProblems, StateProblems),
     security(("token" = ["manage"])),

@@ -8,26 +8,32 @@
 //! [`connection_slots`](super::connection_slots) assigns the slots.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, Method};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use ipnet::IpNet;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
-use super::connection_slots::{ConnectionSlot, ConnectionSlots};
+use super::connection_slots::{ConnectionSlot, ConnectionSlots, ConnectionStatus};
+use super::direct_routes::DirectRoutes;
+use super::event_connection::{RewoundStream, serve_plain};
 use super::origin::{self, Peer};
 use super::problem::{Problem, ProblemCode};
 use super::request_head::{HeadCheckedStream, InvalidHead};
 use super::server_limits::{HEAD_BYTES_MAX, HEADERS_MAX, ServerLimits};
+use super::server_tls::ServerTls;
 use super::write_timeout::WriteTimeoutStream;
 
 /// Whether a request to this path is also answered on a spare connection.
@@ -44,26 +50,50 @@ pub fn full() -> Problem {
     )
 }
 
+/// A socket that clients connect to, and its TLS if it takes https.
+pub struct Listener {
+    /// Socket that accepts the connections.
+    pub socket: TcpListener,
+    /// TLS of its connections; plain HTTP without.
+    pub tls: Option<Arc<ServerTls>>,
+}
+
+impl From<TcpListener> for Listener {
+    fn from(socket: TcpListener) -> Self {
+        Self { socket, tls: None }
+    }
+}
+
 /// Serves until `stop` fires, then lets open requests finish until the
 /// deadline. A connection of a trusted proxy is counted against the client
 /// that the proxy forwards for.
 pub async fn serve(
-    listener: TcpListener,
-    router: Router,
+    listener: impl Into<Listener>,
+    (router, direct): (Router, impl DirectRoutes),
     limits: ServerLimits,
     trusted_proxies: Vec<IpNet>,
     mut stop: oneshot::Receiver<()>,
     deadline: Duration,
 ) {
+    let Listener { socket, tls } = listener.into();
     let graceful = GracefulShutdown::new();
+    let (stopping, plain_stop) = watch::channel(false);
     let slots = ConnectionSlots::of(limits);
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &slots, &trusted_proxies) => accepted,
+            accepted = accept(&socket, &slots, &trusted_proxies) => accepted,
             _ = &mut stop => break,
         };
         match accepted {
-            Ok((stream, peer, slot)) => spawn_connection(&graceful, router.clone(), limits, stream, peer, slot),
+            Ok((stream, peer, slot)) => {
+                let _ = stream.set_nodelay(true);
+                let connection = Connection { stream, peer, slot, limits, plain_stop: plain_stop.clone() };
+                let (router, direct, watcher) = (router.clone(), direct.clone(), graceful.watcher());
+                match &tls {
+                    None => drop(tokio::spawn(connection.serve(router, direct, watcher))),
+                    Some(tls) => drop(tokio::spawn(connection.serve_tls(tls.clone(), router, direct, watcher))),
+                }
+            }
             Err(problem) => {
                 // Most likely there is no free file handle, and other connections must close first.
                 warn!("cannot accept a connection: {problem}");
@@ -71,37 +101,97 @@ pub async fn serve(
             }
         }
     }
-    drop(listener);
+    drop(socket);
+    let _ = stopping.send(true);
     let _ = tokio::time::timeout(deadline, graceful.shutdown()).await;
 }
 
-/// Serves a connection in a task of its own, until it ends or has to free its slot.
-fn spawn_connection(
-    graceful: &GracefulShutdown,
-    router: Router,
-    limits: ServerLimits,
-    stream: TcpStream,
+/// A connection that was accepted.
+struct Connection<S> {
+    stream: S,
     peer: Peer,
     slot: ConnectionSlot,
-) {
-    let _ = stream.set_nodelay(true);
-    let routes = TowerToHyperService::new(router);
-    let status = slot.status();
-    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        status.begin();
-        let routed = match InvalidHead::of(&request) {
-            Some(refusal) => Err(refusal),
-            None => {
-                request.extensions_mut().insert(peer);
-                request.extensions_mut().insert(status.clone());
-                Ok(routes.call(request))
+    limits: ServerLimits,
+    /// Changes when the server stops.
+    plain_stop: watch::Receiver<bool>,
+}
+
+impl Connection<TcpStream> {
+    /// Encrypts the connection, and serves it. A handshake ends with the server, with
+    /// its slot, and when it takes as long as a head may.
+    async fn serve_tls<D: DirectRoutes>(self, tls: Arc<ServerTls>, router: Router, direct: D, watcher: Watcher) {
+        let Self { stream, peer, slot, limits, mut plain_stop } = self;
+        let encrypted = tokio::select! {
+            encrypted = tokio::time::timeout(limits.head, tls.encrypt(stream)) => encrypted.ok().flatten(),
+            () = slot.evicted_or_expired() => None,
+            _ = plain_stop.changed() => None,
+        };
+        if let Some(stream) = encrypted {
+            Connection { stream, peer, slot, limits, plain_stop }.serve(router, direct, watcher).await;
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    /// Serves the connection until it ends or has to free its slot.
+    async fn serve<D: DirectRoutes>(self, router: Router, direct: D, watcher: Watcher) {
+        let Self { stream, peer, slot, limits, plain_stop } = self;
+        let status = slot.status();
+        let served = async {
+            let mut stream = WriteTimeoutStream::new(stream, limits.stall);
+            let unread = match serve_plain(&mut stream, (&direct, &status), limits.head, &plain_stop).await {
+                Ok(Some(unread)) => unread,
+                Ok(None) => return,
+                Err(problem) => return debug!("connection ended early: {problem}"),
+            };
+            // In a box: its state is large, and most busy connections never get here.
+            let stream = HeadCheckedStream::new(RewoundStream::new(unread, stream), limits.body_bytes_max);
+            let service = Box::pin(serve_http(stream, (router, direct), limits, peer, status.clone(), watcher));
+            if let Err(problem) = service.await {
+                debug!("connection ended early: {problem}");
             }
+        };
+        tokio::select! {
+            () = served => {}
+            () = slot.evicted_or_expired() => {
+                debug!("connection without a valid token closed: its slot is needed, or its time on a spare slot is over");
+            }
+        }
+        drop(slot);
+    }
+}
+
+/// Serves a connection with the HTTP library until it ends.
+async fn serve_http<D: DirectRoutes>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    (router, direct): (Router, D),
+    limits: ServerLimits,
+    peer: Peer,
+    status: ConnectionStatus,
+    watcher: Watcher,
+) -> hyper::Result<()> {
+    let routes = TowerToHyperService::new(router);
+    let take = move |request: &hyper::Request<Incoming>, status: &ConnectionStatus| {
+        let is_plain = request.method() == Method::POST && request.uri().query().is_none();
+        is_plain.then(|| direct.take(request.uri().path(), request.headers(), status)).flatten()
+    };
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        status.begin();
+        let route = if let Some(refusal) = InvalidHead::of(&request) {
+            Route::Refused(refusal)
+        } else if let Some(taken) = take(&request, &status) {
+            Route::Direct(D::answer(taken, request))
+        } else {
+            request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(status.clone());
+            Route::Routed(routes.call(request))
         };
         let status = status.clone();
         async move {
-            let mut response = match routed {
-                Ok(response) => response.await?,
-                Err(refusal) => refusal.problem(limits.body_bytes_max).answer(&HeaderMap::new()),
+            let mut response = match route {
+                Route::Direct(response) => response.await,
+                Route::Routed(response) => response.await?,
+                Route::Refused(refusal) => refusal.problem(limits.body_bytes_max).answer(&HeaderMap::new()),
             };
             if status.is_closing() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -110,19 +200,17 @@ fn spawn_connection(
             Ok::<_, Infallible>(response)
         }
     });
-    let stream = HeadCheckedStream::new(WriteTimeoutStream::new(stream, limits.stall), limits.body_bytes_max);
-    let connection = graceful.watch(builder(limits).serve_connection(TokioIo::new(stream), service));
-    tokio::spawn(async move {
-        tokio::select! {
-            ended = connection => if let Err(problem) = ended {
-                debug!("connection ended early: {problem}");
-            },
-            () = slot.evicted_or_expired() => {
-                debug!("connection without a valid token closed: its slot is needed, or its time on a spare slot is over");
-            }
-        }
-        drop(slot);
-    });
+    watcher.watch(builder(limits).serve_connection(TokioIo::new(stream), service)).await
+}
+
+/// The way of a request.
+enum Route<D, R> {
+    /// The request is served without the router.
+    Direct(D),
+    /// The router serves the request.
+    Routed(R),
+    /// The head of the request is invalid.
+    Refused(InvalidHead),
 }
 
 /// Accepts the next connection and takes a slot for it.
@@ -151,7 +239,7 @@ fn builder(limits: ServerLimits) -> http1::Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::connection_slots::ConnectionStatus;
+    use crate::api::server_tls::ServerCertificate;
     use axum::Extension;
     use axum::routing::get;
     use std::net::SocketAddr;
@@ -166,7 +254,7 @@ mod tests {
         };
         let (stop, stopped) = oneshot::channel();
         let router = Router::new().route("/", get(show_slot));
-        tokio::spawn(serve(listener, router, limits, Vec::new(), stopped, Duration::ZERO));
+        tokio::spawn(serve(listener, (router, ()), limits, Vec::new(), stopped, Duration::ZERO));
         (address, stop)
     }
 
@@ -255,6 +343,24 @@ mod tests {
             assert!(second.starts_with(&status.to_string()) && second.contains(words), "{wrong:?}: {received}");
             assert!(second.contains("connection: close") && second.contains("\"request_id\":\"req_"), "{received}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_handshake_that_never_comes_holds_up_no_stop() {
+        let identity = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let certificate = ServerCertificate::from_pem(&identity.cert.pem(), &identity.signing_key.serialize_pem());
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let tls = Some(Arc::new(ServerTls::new(certificate.unwrap()).unwrap()));
+        let (stop, stopped) = oneshot::channel();
+        let limits = ServerLimits { head: Duration::from_secs(3_600), ..ServerLimits::of(4) };
+        let an_hour = Duration::from_secs(3_600);
+        let serving =
+            tokio::spawn(serve(Listener { socket, tls }, (Router::new(), ()), limits, Vec::new(), stopped, an_hour));
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        stop.send(()).unwrap();
+        tokio::time::timeout(Duration::from_secs(20), serving).await.expect("it ends").unwrap();
+        assert_eq!(read_to_end(&mut silent).await, "");
     }
 
     #[tokio::test]

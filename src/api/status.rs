@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, StatusCode};
+use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -16,6 +17,7 @@ use super::SharedApiState;
 use super::problem::{OverloadProblems, Problem, PublicProblems};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
+use crate::lifecycle::store_gauges::StoreGauges;
 use crate::metrics::{self, Gauges};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
@@ -49,13 +51,13 @@ pub struct ReadyView {
     pub(super) store: StoreView,
     /// What this node owns.
     pub(super) leases: LeasesView,
-    /// For how long the oldest delivery that this node could make has not gone, in milliseconds.
+    /// How long the oldest delivery that this node could make has waited, in milliseconds.
     pub(super) lag_ms: u64,
     /// For how long the oldest delivery that is held back has been due, by what holds it.
     pub(super) held_ms: BlockedMs,
 }
 
-/// How the store is doing.
+/// The state of the store, as a probe sees it.
 #[derive(Serialize, ToSchema)]
 pub struct StoreView {
     /// Whether it answers.
@@ -109,12 +111,17 @@ pub async fn readyz(State(api): State<SharedApiState>) -> (StatusCode, Json<Read
 )]
 pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'static str); 1], String) {
     let gateway = &api.gateway;
-    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], gateway.metrics.encode(&gauges(gateway)))
+    (
+        [(CONTENT_TYPE, metrics::CONTENT_TYPE)],
+        gateway.metrics.encode(&gauges(gateway, api.store_gauges.get(gateway).await)),
+    )
 }
 
-/// Reads the gauges from memory, without asking the store.
-fn gauges(gateway: &Gateway) -> Gauges {
-    let now = gateway.clock.now();
+/// Reads the gauges from memory; those of the store were read a moment ago.
+fn gauges(gateway: &Gateway, stored: Option<StoreGauges>) -> Gauges {
+    let (now, wall) = (gateway.clock.now(), gateway.clock.wall());
+    let since = |at: Timestamp| Duration::try_from(now.duration_since(at)).unwrap_or_default();
+    let until = |at: Timestamp| Duration::try_from(at.duration_since(wall)).unwrap_or_default();
     let mut endpoints = metrics::EndpointCounts::default();
     let mut breakers = metrics::BreakerCounts::default();
     for tenant in gateway.store.tenants() {
@@ -143,10 +150,19 @@ fn gauges(gateway: &Gateway) -> Gauges {
         held: lag.held_ms.by_blocker().map(|(by, age)| (by.as_str(), Duration::from_millis(age))).to_vec(),
         disk_free: gateway.space.free_bytes(now),
         disk_reserve: gateway.space.reserve_bytes(),
+        dead_letters: stored.map(|stored| stored.dead_letters),
+        oldest_dead_letter: stored.map(|stored| stored.oldest_dead_at.map_or(Duration::ZERO, since)),
+        in_retry_over_24h: stored.map(|stored| stored.long_retries.count),
+        jobs: stored.map_or(Vec::new(), |StoreGauges { jobs, .. }| {
+            vec![("running", jobs.running), ("paused", jobs.paused), ("queued", jobs.queued)]
+        }),
+        certificate_end: stored.and_then(|stored| stored.certificate_ends_at).map(until),
+        secret_end: stored.and_then(|stored| stored.secret_ends_at).map(until),
         endpoints,
         breakers: Some(breakers),
         shards_owned: store_status.shards,
         lease_remaining: store_status.lease_ms.map(Duration::from_millis),
+        self_test_age: gateway.metrics.self_test_age(now),
         clock_jumps: gateway.clock.jumps(),
         clock_off: Duration::from_millis(gateway.clock.machine_ahead_ms().unsigned_abs()),
     }

@@ -16,16 +16,19 @@ use super::endpoints::merge;
 use super::input::{
     DOCUMENT_BYTES_MAX, NamedTenant, TenantPath, document_from_json, fields_from_json, from_value, read_body,
 };
+use super::job_view::JobView;
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use super::query_params::QueryParams;
-use crate::lifecycle::change;
+use crate::lifecycle::{change, purge};
 use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointCeiling;
+use crate::model::endpoint::EndpointDefaults;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantLimits, TenantUsage};
 use crate::model::rate::Rate;
-use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use crate::model::span::Span;
+use crate::model::tenant::{Tenant, TenantQuota, TenantRetention};
 use crate::store::MissingResource;
 
 const NAME_BYTES_MAX: usize = 256;
@@ -34,7 +37,7 @@ const NAME_BYTES_MAX: usize = 256;
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {
-    /// What people call it, at most 256 bytes.
+    /// Name for people, at most 256 bytes.
     #[serde(default)]
     name: String,
     /// Its [share](gentle.md#fairness) of the gateway's send slots, against those of the others, 1 to 1,000.
@@ -53,6 +56,14 @@ pub struct TenantSettings {
     /// What its new endpoints get where they say nothing themselves: `retry`, `status_rules`, `max_in_flight` and `timeout`, each as a whole.
     #[serde(default)]
     defaults: EndpointDefaults,
+    /// How long its delivered and cancelled deliveries are kept, and events without any: `1m` to `3650d`; `null` for as long as [`--retention`](settings.md) says.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, example = "7d")]
+    retention: Option<Span>,
+    /// How long its dead letters are kept, `1m` to `3650d`; `null` for as long as [`--dead-letter-retention`](settings.md) says.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, example = "30d")]
+    dead_letter_retention: Option<Span>,
 }
 
 fn default_weight() -> u32 {
@@ -67,7 +78,9 @@ impl TenantSettings {
     fn of(tenant: &Tenant) -> Self {
         let TenantQuota { weight, rate, ingest } = tenant.quota;
         let (limits, defaults) = (tenant.limits.clone(), tenant.defaults.clone());
-        Self { name: tenant.name.clone(), weight, rate, ingest, limits, defaults }
+        let TenantRetention { finished: retention, dead: dead_letter_retention } = tenant.retention;
+        let name = tenant.name.clone();
+        Self { name, weight, rate, ingest, limits, defaults, retention, dead_letter_retention }
     }
 
     /// Returns the limits to save. A caller without the right `admin` cannot change
@@ -89,6 +102,8 @@ impl TenantSettings {
             ingest,
             limits: TenantLimits::default(),
             defaults: EndpointDefaults::default(),
+            retention: None,
+            dead_letter_retention: None,
         }
     }
 }
@@ -157,7 +172,7 @@ pub async fn list(
     let data: Vec<_> = rest.by_ref().take(page_request.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
     let data = TenantView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
-    Ok(Json(Page::of("tenants", crate::store::ListPage { data, next }, |view| view)))
+    Ok(Json(Page::of("tenants", crate::store::ListPage::of(data, next), |view| view)))
 }
 
 /// Which part of the list.
@@ -165,10 +180,10 @@ pub async fn list(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TenantParams {
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
@@ -184,12 +199,14 @@ pub async fn show(State(api): State<SharedApiState>, TenantPath(id): TenantPath)
     Ok(Json(TenantView::read(&api, &tenant).await?))
 }
 
-/// Create a tenant, or replace what is known of it
+/// Create a tenant, or replace its settings
 #[utoipa::path(
     put, path = "/v1/tenants/{tenant}", operation_id = "put_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's id: 1 to 64 of `A-Z a-z 0-9 _ -`, not beginning with `_`")),
     request_body = Option<TenantSettings>,
-    responses((status = 200, body = TenantView), (status = 201, body = TenantView), Problems, InputProblems),
+    responses(
+        (status = 200, body = TenantView), (status = 201, body = TenantView), Problems, InputProblems, StateProblems
+    ),
     security(("token" = ["tenants"])),
 )]
 pub async fn put(
@@ -234,9 +251,10 @@ async fn save(
     settings: TenantSettings,
 ) -> Result<Json<TenantView>, Problem> {
     check(&settings)?;
-    let TenantSettings { name, weight, rate, ingest, limits, defaults } = settings;
+    let TenantSettings { name, weight, rate, ingest, limits, defaults, retention, dead_letter_retention } = settings;
+    let retention = TenantRetention { finished: retention, dead: dead_letter_retention };
     let quota = TenantQuota { weight, rate, ingest };
-    let tenant = Tenant { id, name, quota, limits, defaults, created_at: api.gateway.clock.now() };
+    let tenant = Tenant { id, name, quota, limits, defaults, retention, created_at: api.gateway.clock.now() };
     let tenant = change::put_tenant(&api.gateway, by, tenant).await?;
     Ok(Json(TenantView::read(api, &tenant).await?))
 }
@@ -256,6 +274,14 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
         }
     }
     settings.limits.check(|pointer, detail| refuse(&format!("/limits{pointer}"), detail));
+    let retentions = [("retention", settings.retention), ("dead_letter_retention", settings.dead_letter_retention)];
+    for (name, span) in retentions {
+        if let Some(span) = span.filter(|span| !(TenantRetention::MIN..=TenantRetention::MAX).contains(span)) {
+            let detail =
+                format!("{name} is {span}; use 1m to 3650d, or null for as long as the gateway keeps all others");
+            refuse(&format!("/{name}"), detail);
+        }
+    }
     let defaults = &settings.defaults;
     if let Some(Err(detail)) = defaults.status_rules.as_ref().map(|rules| rules.check()) {
         refuse("/defaults/status_rules", detail);
@@ -279,7 +305,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     patch, path = "/v1/tenants/{tenant}", operation_id = "update_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's id")),
     request_body = TenantSettings,
-    responses((status = 200, body = TenantView), Problems, InputProblems),
+    responses((status = 200, body = TenantView), Problems, InputProblems, StateProblems),
     security(("token" = ["tenants"])),
 )]
 pub async fn update(
@@ -316,4 +342,22 @@ pub async fn delete(
 ) -> Result<StatusCode, Problem> {
     change::delete_tenant(&api.gateway, &by, &id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Purge a tenant: delete everything that is stored of it
+///
+/// From the answer on the tenant is gone for everybody, nothing is accepted for it and nothing of it is sent. The job, which belongs to the tenant `_system`, deletes all its rows; on the embedded store it also overwrites the space that they had. Until it is finished no tenant can be created under the id. A tenant that was deleted before can be purged, too.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/purge", operation_id = "purge_tenant", tag = "tenants",
+    params(("tenant" = String, Path, description = "The tenant's id")),
+    responses((status = 202, body = JobView), Problems, StateProblems),
+    security(("token" = ["admin"])),
+)]
+pub async fn purge(
+    State(api): State<SharedApiState>,
+    by: Initiator,
+    NamedTenant(id): NamedTenant,
+) -> Result<(StatusCode, Json<JobView>), Problem> {
+    let job = purge::start(&api.gateway, &by, &id).await?;
+    Ok((StatusCode::ACCEPTED, Json(JobView::of(&api.gateway, job))))
 }

@@ -20,7 +20,7 @@ use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemC
 use super::query_params::QueryParams;
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
-use crate::model::token::{Right, Token};
+use crate::model::token::{Right, Token, TokenKind};
 use crate::store::{Error, MissingResource, TokenScope};
 
 const NAME_BYTES_MAX: usize = 256;
@@ -29,7 +29,7 @@ const NAME_BYTES_MAX: usize = 256;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// Whose it is; the gateway's own, if it is left out.
+    /// The tenant that it belongs to; the gateway itself, if left out.
     tenant: Option<String>,
     /// What it may do: one or more rights of a tenant's token, each once, or the one right of a token of the gateway.
     #[schema(min_items = 1)]
@@ -37,7 +37,7 @@ pub struct NewToken {
     /// When it stops being valid, RFC 3339 with an offset; never, if it is left out.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// What people call it, at most 256 bytes. A token of the gateway must have a name.
+    /// Name for people, at most 256 bytes. A token of the gateway must have a name.
     #[serde(default)]
     name: String,
 }
@@ -58,10 +58,10 @@ pub struct TokenView {
     /// The token's id.
     #[schema(value_type = String)]
     id: TokenId,
-    /// Whose it is; null for the gateway's own.
+    /// The tenant that it belongs to; null for the gateway's own.
     #[schema(value_type = Option<String>)]
     tenant: Option<TenantId>,
-    /// What people call it.
+    /// Name for people.
     name: String,
     /// What it may do.
     rights: Vec<Right>,
@@ -103,6 +103,8 @@ pub async fn create(
     let token = new_token(id, rand::random());
     let stored = Token {
         id,
+        kind: TokenKind::Api,
+        sign_in: None,
         tenant,
         name: new.name,
         rights: new.rights,
@@ -147,14 +149,14 @@ fn check_tenant_rights(rights: &[Right]) -> Vec<FieldError> {
     distinct.sort();
     distinct.dedup();
     if rights.is_empty() || distinct.len() < rights.len() {
-        let detail = "rights is empty or names one twice; name each of publish, manage and read at most once";
+        let detail = "rights is empty or names one twice; name each of publish, manage, read and portal at most once";
         return vec![FieldError { pointer: "/rights".into(), detail: detail.into() }];
     }
     let misplaced = rights.iter().enumerate().filter(|(_, right)| right.is_of_gateway());
     let errors = misplaced.map(|(n, right)| FieldError {
         pointer: format!("/rights/{n}"),
         detail: format!(
-            "{right} is a right of the gateway's own tokens; use publish, manage and read, or leave out tenant"
+            "{right} is a right of the gateway's own tokens; use publish, manage, read and portal, or leave out tenant"
         ),
     });
     errors.collect()
@@ -162,7 +164,7 @@ fn check_tenant_rights(rights: &[Right]) -> Vec<FieldError> {
 
 fn check_gateway_right(rights: &[Right]) -> Vec<FieldError> {
     if rights.iter().any(|right| !right.is_of_gateway()) {
-        let detail = "tenant is missing: publish, manage and read are rights in a tenant; name it, or give one of admin, admin_read and tenants";
+        let detail = "tenant is missing: publish, manage, read and portal are rights in a tenant; name it, or give one of admin, admin_read and tenants";
         return vec![FieldError { pointer: "/tenant".into(), detail: detail.into() }];
     }
     match rights {
@@ -184,10 +186,10 @@ fn check_gateway_right(rights: &[Right]) -> Vec<FieldError> {
 pub struct TokenParams {
     /// Of this tenant; of all that the caller may see, if not said.
     tenant: Option<String>,
-    /// How many: 1 to 500, 50 if not said.
+    /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where the last page ended.
+    /// The `next` of the page before.
     cursor: Option<String>,
 }
 
@@ -228,10 +230,10 @@ pub struct OwnToken {
     /// The token's id; null for the admin token.
     #[schema(value_type = Option<String>)]
     id: Option<TokenId>,
-    /// Whose it is; null for the admin token and the gateway's own.
+    /// The tenant that it belongs to; null for the admin token and the gateway's own.
     #[schema(value_type = Option<String>)]
     tenant: Option<TenantId>,
-    /// What people call it.
+    /// Name for people.
     name: String,
     /// What it may do.
     rights: Vec<Right>,
@@ -273,7 +275,7 @@ fn visible_scope(principal: &Principal, is_admin: bool) -> TokenScope {
     }
 }
 
-/// Returns the named tenant if it exists and the caller may know of it.
+/// Returns the named tenant if it exists and the caller may see it.
 fn visible_tenant(api: &SharedApiState, principal: &Principal, named: &str) -> Result<TenantId, Problem> {
     let is_visible = principal.tenant().is_none_or(|own| own.as_str() == named);
     let tenant = named.parse().ok().filter(|id| is_visible && api.gateway.store.tenant(id).is_some());
@@ -282,7 +284,7 @@ fn visible_tenant(api: &SharedApiState, principal: &Principal, named: &str) -> R
 
 /// Revoke a token
 ///
-/// It is good nowhere any more when this is answered. A tenant's token may revoke itself, and others of its tenant. Those of the gateway take the right `admin`.
+/// When this is answered, no node accepts it any more. A tenant's token may revoke itself, and others of its tenant. Those of the gateway take the right `admin`.
 #[utoipa::path(
     delete, path = "/v1/tokens/{token}", operation_id = "revoke_token", tag = "tokens",
     params(("token" = String, Path, description = "The token's id, `key_…`")),

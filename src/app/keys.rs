@@ -1,4 +1,5 @@
-//! Rotates the master key that secrets are sealed under.
+//! Rotates the master key of a stopped installation; a running one does it itself
+//! (`live_keys.rs`).
 //!
 //! The new key is on disk beside the old one before anything is sealed under it,
 //! and the old key is removed when nothing is sealed under it any more. If the
@@ -10,8 +11,8 @@ use std::path::PathBuf;
 use anyhow::bail;
 
 use crate::config::Settings;
-use crate::store::embedded::rewrap as embedded;
-use crate::store::postgres::rewrap as postgres;
+use crate::store::embedded::{inspect, rewrap as embedded};
+use crate::store::postgres::{inspect as database, rewrap as postgres};
 use crate::store::seal::{MASTER_KEY_FILE, Seal};
 
 /// The result of a rotation.
@@ -21,6 +22,14 @@ pub struct RotatedMasterKey {
     pub file: PathBuf,
     /// Number of texts sealed under the new key.
     pub count: usize,
+}
+
+/// Whether a gateway has the store open, so that it must replace the key itself.
+pub async fn is_running(settings: &Settings) -> anyhow::Result<bool> {
+    match settings.database()? {
+        None => Ok(inspect::is_in_use(&settings.data.0)),
+        Some(url) => Ok(database::inspect(&url).await?.nodes > 0),
+    }
 }
 
 /// Makes a new master key and seals everything under it.

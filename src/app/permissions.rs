@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tracing::warn;
 
-use super::ADMIN_TOKEN_FILE;
+use super::admin_token::{ADMIN_TOKEN_FILE, NEXT_TOKEN_FILE};
 use crate::config::Settings;
 use crate::store::embedded::STORE_FILE;
 use crate::store::seal::MASTER_KEY_FILE;
@@ -27,8 +27,13 @@ const SETGID: u32 = 0o2000;
 /// Refuses files whose modes are too open, and warns once of files that others can
 /// read. Files that do not exist yet are created with the right mode.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    readable_by_others(settings).map(|readable| warn_of_readable(&readable))
+}
+
+/// Refuses files whose modes are too open, and returns those that others can read.
+pub fn readable_by_others(settings: &Settings) -> anyhow::Result<Vec<PathBuf>> {
     let folder = &settings.data.0;
-    let Some(mode) = mode_of(folder)? else { return Ok(()) };
+    let Some(mode) = mode_of(folder)? else { return Ok(Vec::new()) };
     let mut readable = Vec::new();
     refuse_writable(folder, mode, "o-w")?;
     readable.extend((mode & OTHERS_READ > 0).then(|| folder.clone()));
@@ -39,17 +44,19 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
         readable.extend((mode & OTHERS_READ > 0).then_some(file));
     }
     let is_group_allowed = mode & SETGID > 0;
-    for secret in [MASTER_KEY_FILE, ADMIN_TOKEN_FILE] {
+    for secret in [MASTER_KEY_FILE, ADMIN_TOKEN_FILE, NEXT_TOKEN_FILE] {
         refuse_readable(&folder.join(secret), is_group_allowed)?;
     }
     if let Some(file) = &settings.master_key_file.0 {
         refuse_readable(file, true)?;
     }
+    if let Some(file) = &settings.tls_key.0 {
+        refuse_readable(file, true)?;
+    }
     for file in [&settings.database_url_file.0, &settings.smtp_password_file.0].into_iter().flatten() {
         readable.extend(mode_of(file)?.filter(|mode| mode & OTHERS > 0).map(|_| file.clone()));
     }
-    warn_of_readable(&readable);
-    Ok(())
+    Ok(readable)
 }
 
 fn warn_of_readable(readable: &[PathBuf]) {

@@ -2,6 +2,7 @@
 //! waits for its database, and one for probes on an address of their own.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -12,9 +13,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::info;
 
+use crate::api::server::Listener;
 use crate::api::server_limits::ServerLimits;
 use crate::api::{health, server, startup};
 use crate::config::ListenAddress;
+use crate::metrics::Metrics;
 
 /// Most connections open at once while the gateway waits for its database.
 const CONNECTIONS: usize = 256;
@@ -31,12 +34,13 @@ impl StartupServer {
     /// Serves on a second handle of the listener's socket. A client that connects
     /// between the end of this server and the start of the API waits in the socket's
     /// queue.
-    pub fn start(listener: &TcpListener, trusted_proxies: Vec<IpNet>) -> anyhow::Result<Self> {
+    pub fn start(listener: &Listener, trusted_proxies: Vec<IpNet>) -> anyhow::Result<Self> {
         let duplicate = || {
-            let socket = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
+            let socket = rustix::io::fcntl_dupfd_cloexec(&listener.socket, 3)?;
             TcpListener::from_std(std::net::TcpListener::from(socket))
         };
-        let listener = duplicate().context("cannot answer while the database is waited for")?;
+        let socket = duplicate().context("cannot answer while the database is waited for")?;
+        let listener = Listener { socket, tls: listener.tls.clone() };
         Ok(Self::on(listener, startup::router(), CONNECTIONS, trusted_proxies))
     }
 
@@ -50,10 +54,20 @@ impl StartupServer {
         Ok((address, Self::on(listener, health::router(gateway), health::CONNECTIONS, Vec::new())))
     }
 
-    fn on(listener: TcpListener, router: Router, connections: usize, trusted_proxies: Vec<IpNet>) -> Self {
+    /// Serves the figures of a relay, for as long as it runs.
+    pub async fn of_relay(address: ListenAddress, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(address.0)
+            .await
+            .with_context(|| format!("cannot listen on {address}; choose another address with --health-listen"))?;
+        let address = listener.local_addr()?;
+        info!(%address, "probes are answered on http://{address}");
+        Ok(Self::on(listener, health::relay_router(metrics), health::CONNECTIONS, Vec::new()))
+    }
+
+    fn on(listener: impl Into<Listener>, router: Router, connections: usize, trusted_proxies: Vec<IpNet>) -> Self {
         let (stop, stopped) = oneshot::channel();
         let limits = ServerLimits::of(connections);
-        let serving = server::serve(listener, router, limits, trusted_proxies, stopped, LAST_ANSWERS);
+        let serving = server::serve(listener.into(), (router, ()), limits, trusted_proxies, stopped, LAST_ANSWERS);
         Self { stop, serving: tokio::spawn(serving) }
     }
 

@@ -18,9 +18,12 @@ use crate::config::Settings;
 use crate::metrics::CommitMetrics;
 use crate::model::database::DatabaseUrl;
 use crate::model::rate::roughly;
+use crate::store::backup::StoreCopier;
+use crate::store::embedded::restore::refuse_if_half_restored;
 use crate::store::embedded::{Durability, EmbeddedStore, STORE_FILE, create_folder};
 use crate::store::postgres::{self, PostgresStore};
-use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, MissingKey, Seal, WrongKey};
+use crate::store::resealing::ResealingStore;
+use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, MissingKey, NEXT_CHECK_NOTE, Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, move_mark};
 
 /// Shortest wait of a start before it tries the database again.
@@ -47,6 +50,7 @@ impl StoreHandle {
     pub fn open_embedded(settings: &Settings, commits: Arc<CommitMetrics>, may_be_new: bool) -> anyhow::Result<Self> {
         let folder = &settings.data.0;
         move_mark::refuse_if_moved(folder)?;
+        refuse_if_half_restored(folder)?;
         if !may_be_new {
             refuse_if_store_is_gone(folder)?;
         }
@@ -80,6 +84,22 @@ impl StoreHandle {
 
     /// Returns the store as the rest of the gateway uses it.
     pub fn store(&self) -> Arc<dyn Store> {
+        match &self.store {
+            StoreKind::Embedded(store) => store.clone(),
+            StoreKind::Postgres(store) => store.clone(),
+        }
+    }
+
+    /// Returns the store as one that can copy itself, if it can.
+    pub fn copier(&self) -> Option<Arc<dyn StoreCopier>> {
+        match &self.store {
+            StoreKind::Embedded(store) => Some(store.clone()),
+            StoreKind::Postgres(_) => None,
+        }
+    }
+
+    /// Returns the store as whoever replaces its key uses it.
+    pub fn resealing(&self) -> Arc<dyn ResealingStore> {
         match &self.store {
             StoreKind::Embedded(store) => store.clone(),
             StoreKind::Postgres(store) => store.clone(),
@@ -161,7 +181,7 @@ fn refuse_if_store_is_gone(folder: &Path) -> anyhow::Result<()> {
     let store = folder.join(STORE_FILE);
     let is_empty =
         std::fs::metadata(&store).map_or_else(|problem| problem.kind() == ErrorKind::NotFound, |file| file.len() == 0);
-    if !is_empty || !folder.join(super::ADMIN_TOKEN_FILE).exists() {
+    if !is_empty || !folder.join(super::admin_token::ADMIN_TOKEN_FILE).exists() {
         return Ok(());
     }
     bail!(
@@ -231,6 +251,15 @@ async fn open_once(
         ..postgres::PostgresOptions::new(url.reveal(), seal.clone())
     };
     let store = PostgresStore::open(options).await?;
+    // A rotation of the key may have begun before this node was registered, and asked it nothing.
+    let next = store.setting(NEXT_CHECK_NOTE).await.ok().flatten().filter(|check| !check.is_empty());
+    if next.is_some_and(|check| !store.holds_key(&check)) {
+        store.close().await;
+        bail!(
+            "the master key of this database is being replaced, and this node does not have the new one; copy the key \
+             file of the node on which `posthaste keys rotate` runs, and start again"
+        );
+    }
     // This is checked again after opening: a move may have begun before this node was registered.
     match store.setting(move_mark::MOVING_NOTE).await {
         Ok(None) => Ok(store),
@@ -282,7 +311,7 @@ fn warn_if_rotating(seal: Seal) -> Seal {
 }
 
 /// Returns the name of this node: its host and process id.
-fn node_name() -> String {
+pub fn node_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = Some(host.trim()).filter(|host| !host.is_empty()).map(str::to_owned);
     let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "node".into());

@@ -49,7 +49,7 @@ impl PasteContext {
     fn of_process() -> Self {
         // The token itself is never repeated: what is printed may be kept.
         let option = |name: &str| given_option(name).map(|value| format!(" --{name} {}", quoted(&value)));
-        let gateway = ["server", "token-file"].into_iter().filter_map(option).collect();
+        let gateway = ["server", "token-file", "ca"].into_iter().filter_map(option).collect();
         let tenant = std::env::var("POSTHASTE_TENANT").unwrap_or_default();
         Self { gateway, has_other_tenant: !tenant.is_empty() && tenant != TenantId::DEFAULT }
     }
@@ -66,7 +66,7 @@ impl PasteContext {
     fn complete(&self, command: &str) -> String {
         let Some(rest) = command.strip_prefix("posthaste ") else { return command.to_owned() };
         let verb = rest.split(' ').next().unwrap_or_default();
-        let gateway = if speaks_to_gateway(verb) { self.gateway.as_str() } else { "" };
+        let gateway = if needs_gateway(verb) { self.gateway.as_str() } else { "" };
         let is_tenant_missing = self.has_other_tenant
             && OF_A_TENANT.contains(&verb)
             && !rest.contains("--tenant")
@@ -77,7 +77,7 @@ impl PasteContext {
 }
 
 /// Whether a command has the options that choose a gateway.
-fn speaks_to_gateway(verb: &str) -> bool {
+fn needs_gateway(verb: &str) -> bool {
     let cli = super::Cli::command();
     cli.find_subcommand(verb).is_some_and(|verb| verb.get_arguments().any(|option| option.get_id() == "server"))
 }

@@ -1,4 +1,4 @@
-//! Chooses the gateway to speak to: a flag or the environment names it, else it
+//! Chooses the gateway to connect to: a flag or the environment names it, else it
 //! is the one whose data directory is in this folder, else the context in use. A data
 //! directory has a file that says where its gateway listens.
 //!
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
-use super::contexts_file::{ContextsFile, GatewayContext, reachable, server_url};
+use super::contexts_file::{ContextsFile, GatewayContext, LocalGateway, reachable, server_url};
 
 /// Address of a gateway when nothing names another.
 const USUAL_SERVER: &str = "http://127.0.0.1:8400";
@@ -22,13 +22,15 @@ const TOKEN_HERE: &str = "./posthaste-data/admin-token";
 /// File in a data directory that holds the address of its running gateway.
 const ADDRESS_FILE: &str = "address";
 
-/// The gateway that commands speak to.
+/// The gateway that commands connect to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChosenGateway {
     /// Address of the gateway.
     pub server: Url,
     /// File that holds the token.
     pub token_file: PathBuf,
+    /// File of the certificates to trust; without it, those of the machine.
+    pub ca: Option<PathBuf>,
     /// Why this gateway.
     pub from: GatewaySource,
 }
@@ -72,45 +74,54 @@ impl GatewaySource {
 impl ChosenGateway {
     /// Chooses the gateway for what was given, in this folder.
     ///
-    /// `listen` is the address in the folder's settings file.
+    /// `listen` is where the folder's settings file says that it listens.
     pub fn of(
         server: Option<&Url>,
         token_file: Option<&Path>,
         contexts: &ContextsFile,
         folder: &Path,
-        listen: Option<SocketAddr>,
+        listen: Option<LocalGateway>,
     ) -> Self {
-        let listen = listen.filter(is_of_this_machine);
+        let listen = listen.filter(|listen| is_of_this_machine(&listen.address));
         let here = folder.join(TOKEN_HERE).exists().then(|| PathBuf::from(TOKEN_HERE));
-        let (server, token_found, from) = match (server, &here, contexts.in_use()) {
+        let ((server, ca), token_found, from) = match (server, &here, contexts.in_use()) {
             (Some(server), _, _) => {
                 let known = contexts.contexts.values().find(|context| is_at(context, server));
-                (server.clone(), known.and_then(|known| known.token_file.clone()).or(here), GatewaySource::Named)
+                let ca = known.and_then(|known| known.ca.clone());
+                let token = known.and_then(|known| known.token_file.clone());
+                ((server.clone(), ca), token.or(here), GatewaySource::Named)
             }
             (None, Some(_), _) => (server_of_folder(contexts, folder, listen), here, GatewaySource::Folder),
             (None, None, Some((name, context))) => {
-                (parsed(&context.server), context.token_file.clone(), GatewaySource::Context(name.to_owned()))
+                let server = (parsed(&context.server), context.ca.clone());
+                (server, context.token_file.clone(), GatewaySource::Context(name.to_owned()))
             }
             (None, None, None) => match listen {
-                Some(listen) => (url_of(listen), None, GatewaySource::SettingsFile),
-                None => (parsed(USUAL_SERVER), None, GatewaySource::Usual),
+                Some(listen) => (reached(listen), None, GatewaySource::SettingsFile),
+                None => ((parsed(USUAL_SERVER), None), None, GatewaySource::Usual),
             },
         };
         let token_file = token_file.map(Path::to_owned).or(token_found).unwrap_or_else(|| TOKEN_HERE.into());
-        Self { server, token_file, from }
+        Self { server, token_file, ca, from }
     }
 }
 
+/// The URL of a gateway, and the file of the certificates to trust.
+type ServerAndCa = (Url, Option<PathBuf>);
+
 /// Returns where the gateway listens whose data directory is in this folder: as it has
 /// written itself, as the settings file says, or as it was remembered from a start.
-fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<SocketAddr>) -> Url {
+fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<LocalGateway>) -> ServerAndCa {
     let token = folder.join("posthaste-data/admin-token");
-    let written = AddressFile::read(&folder.join("posthaste-data")).filter(is_of_this_machine);
-    if let Some(address) = written.or(listen) {
-        return url_of(address);
+    let written = AddressFile::read(&folder.join("posthaste-data"));
+    if let Some(gateway) = written.filter(|written| is_of_this_machine(&written.address)).or(listen) {
+        return reached(gateway);
     }
     let is_its = |context: &&GatewayContext| context.token_file.as_ref() == Some(&token);
-    parsed(contexts.contexts.values().find(is_its).map_or(USUAL_SERVER, |context| &context.server))
+    match contexts.contexts.values().find(is_its) {
+        Some(context) => (parsed(&context.server), context.ca.clone()),
+        None => (parsed(USUAL_SERVER), None),
+    }
 }
 
 /// Whether an address leads to this machine and nowhere else. A folder may come from
@@ -120,13 +131,14 @@ fn is_of_this_machine(address: &SocketAddr) -> bool {
     address.port() != 0 && reachable(*address).ip().is_loopback()
 }
 
-/// Returns the URL at which this machine reaches a gateway that listens there.
-fn url_of(listen: SocketAddr) -> Url {
-    parsed(&format!("http://{}", reachable(listen)))
+/// Returns how this machine reaches a gateway. Its own certificate is trusted, whatever
+/// name that has: the address is one of this machine.
+fn reached(gateway: LocalGateway) -> ServerAndCa {
+    (parsed(&gateway.url()), gateway.certificate)
 }
 
-/// The file in a data directory that says where its gateway listens. The gateway locks
-/// it for as long as it runs, so that nobody believes the file of one that was killed.
+/// The file in a data directory that says where its gateway listens, and in a second
+/// line which file has its certificate, if it takes https. The gateway locks it for as long as it runs, so that nobody believes the file of one that was killed.
 pub struct AddressFile {
     path: PathBuf,
     _locked: File,
@@ -135,21 +147,28 @@ pub struct AddressFile {
 impl AddressFile {
     /// Writes the file, if there is a data directory. Commands find the gateway without
     /// it, too, so a failure is none of the gateway.
-    pub fn write(data: &Path, address: SocketAddr) -> Option<Self> {
+    pub fn write(data: &Path, gateway: &LocalGateway) -> Option<Self> {
         let path = data.join(ADDRESS_FILE);
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).ok()?;
         // The file of another node on the same directory stays.
         file.try_lock().ok()?;
         file.set_len(0).ok()?;
-        file.write_all(format!("{}\n", reachable(address)).as_bytes()).ok()?;
+        let certificate = gateway.certificate.as_deref().map(std::path::absolute).transpose().ok()?;
+        let certificate = certificate.map(|file| format!("{}\n", file.display())).unwrap_or_default();
+        file.write_all(format!("{}\n{certificate}", reachable(gateway.address)).as_bytes()).ok()?;
         Some(Self { path, _locked: file })
     }
 
-    /// Returns the address of the gateway that runs on this data directory.
-    fn read(data: &Path) -> Option<SocketAddr> {
+    /// Returns the gateway that runs on this data directory.
+    pub fn read(data: &Path) -> Option<LocalGateway> {
         let path = data.join(ADDRESS_FILE);
         match File::open(&path).ok()?.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => std::fs::read_to_string(path).ok()?.trim().parse().ok(),
+            Err(TryLockError::WouldBlock) => {
+                let text = std::fs::read_to_string(path).ok()?;
+                let mut lines = text.lines();
+                let address = lines.next()?.parse().ok()?;
+                Some(LocalGateway { address, certificate: lines.next().map(PathBuf::from) })
+            }
             // Nobody holds it: its gateway has been killed.
             Ok(()) | Err(TryLockError::Error(_)) => None,
         }
@@ -175,10 +194,15 @@ fn parsed(server: &str) -> Url {
 mod tests {
     use super::*;
 
+    fn plain(address: &str) -> LocalGateway {
+        LocalGateway { address: address.parse().unwrap(), certificate: None }
+    }
+
     fn contexts() -> ContextsFile {
         let context = |server: &str, token: &str| GatewayContext {
             server: server.to_owned(),
             token_file: Some(PathBuf::from(token)),
+            ca: None,
         };
         let all = [
             ("local".to_owned(), context("http://127.0.0.1:8400", "/srv/a/token")),
@@ -206,7 +230,7 @@ mod tests {
         assert_eq!(chosen(None, &none, empty.path()), pair("http://127.0.0.1:8400/", TOKEN_HERE));
         let mut moved = contexts();
         let token = folder.path().join("posthaste-data/admin-token");
-        moved.remember("127.0.0.1:9000".parse().unwrap(), &token);
+        moved.remember(&plain("127.0.0.1:9000"), &token);
         assert_eq!(chosen(None, &moved, folder.path()).0, "http://127.0.0.1:9000/", "where it was started");
     }
 
@@ -217,16 +241,22 @@ mod tests {
         std::fs::create_dir(&data).unwrap();
         std::fs::write(data.join("admin-token"), "pha_x").unwrap();
         let server = |listen: Option<&str>| {
-            let listen = listen.map(|listen| listen.parse().unwrap());
+            let listen = listen.map(plain);
             ChosenGateway::of(None, None, &ContextsFile::default(), folder.path(), listen).server.to_string()
         };
-        let running = AddressFile::write(&data, "127.0.0.1:18411".parse().unwrap()).unwrap();
+        let running = AddressFile::write(&data, &plain("127.0.0.1:18411")).unwrap();
         assert_eq!(server(None), "http://127.0.0.1:18411/");
+        drop(running);
+        let certificate = Some(PathBuf::from("/srv/tls.pem"));
+        let encrypted = LocalGateway { certificate: certificate.clone(), ..plain("127.0.0.1:18411") };
+        let running = AddressFile::write(&data, &encrypted).unwrap();
+        let chosen = ChosenGateway::of(None, None, &ContextsFile::default(), folder.path(), None);
+        assert_eq!((chosen.server.as_str(), chosen.ca), ("https://127.0.0.1:18411/", certificate));
         drop(running);
         // As after a kill: the file is there, and nobody holds it.
         std::fs::write(data.join(ADDRESS_FILE), "127.0.0.1:18411\n").unwrap();
         assert_eq!(server(None), "http://127.0.0.1:8400/");
-        let _forged = AddressFile::write(&data, "203.0.113.9:18411".parse().unwrap()).unwrap();
+        let _forged = AddressFile::write(&data, &plain("203.0.113.9:18411")).unwrap();
         assert_eq!(server(None), "http://127.0.0.1:8400/");
         assert_eq!(server(Some("203.0.113.9:18411")), "http://127.0.0.1:8400/");
         assert_eq!(server(Some("127.0.0.1:18412")), "http://127.0.0.1:18412/");

@@ -1,29 +1,22 @@
-//! Calls the API of a running gateway.
+//! Calls the API of a running gateway, through `posthaste-client`.
 //!
-//! There is one connection, kept open between calls. The egress guard does not apply,
-//! because the operator chose the address.
+//! It knows which gateway was meant, and tells failures in the words of the command line.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use bytes::Bytes;
 use clap::CommandFactory;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
-use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use url::{Position, Url};
+use http_body_util::Full;
+use posthaste_client::transport::exchange;
+use posthaste_client::{ApiResponse, Error, Problem, Trust};
+use url::{Host, Url};
 
 use super::advice::given_option;
-use super::chosen_gateway::{ChosenGateway, GatewaySource};
-use super::contexts_file::{ContextsFile, server_url};
+use super::chosen_gateway::{AddressFile, ChosenGateway, GatewaySource};
+use super::contexts_file::{ContextsFile, LocalGateway, server_url};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{OutputFormat, clean, parse};
 use super::request::JsonBody;
@@ -32,10 +25,9 @@ use crate::model::id::TenantId;
 use crate::model::span::Span;
 use crate::model::token::PREFIX;
 
-const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Which gateway to speak to, as whom, and how to show its answers.
+/// Which gateway to connect to, with which token, and how to show its answers.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClientArgs {
     /// Where the gateway listens; that of the folder or of the context when left out, else http://127.0.0.1:8400 (see `posthaste context`).
@@ -47,6 +39,9 @@ pub struct ClientArgs {
     /// A file that holds the token; ./posthaste-data/admin-token or that of the context when left out.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// A file of certificates (PEM) to trust for https instead of this machine's: an authority's, or the gateway's own.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
     /// Whose events, endpoints and deliveries; when left out, the token's own tenant or `default`.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
     pub tenant: Option<String>,
@@ -60,30 +55,42 @@ impl ClientArgs {
     /// the token's own.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let mut client = self.client_of_default()?;
-        // The admin token is of no tenant, and any other tells whose it is.
+        // The admin token belongs to no tenant; the gateway knows the tenant of any other token.
         if !client.is_tenant_named && client.has_issued_token {
             client.enter_own_tenant().await?;
         }
         Ok(client)
     }
 
-    fn client_of_default(&self) -> anyhow::Result<Client> {
+    /// Returns a client for the chosen gateway without asking it anything; the tenant is
+    /// the one that was named, or the default.
+    pub fn client_of_default(&self) -> anyhow::Result<Client> {
         let gateway = self.gateway()?;
         let (token, token_from) = self.find_token(&gateway)?;
-        let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
+        let agent = HeaderValue::from_static(concat!("posthaste-cli/", env!("CARGO_PKG_VERSION")));
+        let api = posthaste_client::Client::new(gateway.server.as_str(), &token)
             .map_err(|_| anyhow!("the token from {token_from} has characters no header can carry; copy it again"))?;
-        authorization.set_sensitive(true);
         Ok(Client {
             format: self.output,
-            server: gateway.server,
+            api: api.user_agent(agent).trust(trust(&gateway)?),
             server_from: gateway.from,
             tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
             is_tenant_named: self.tenant.is_some(),
             has_issued_token: token.starts_with(PREFIX),
-            authorization,
             token_from,
-            open: None,
         })
+    }
+
+    /// Names the gateway that runs on this data directory, with its admin token, unless
+    /// a gateway was named.
+    pub fn for_data_directory(&self, data: &Path) -> Self {
+        let mut access = self.clone();
+        if let (None, Some(gateway)) = (&access.server, AddressFile::read(data)) {
+            access.server = server_url(&gateway.url()).ok();
+            access.ca = access.ca.or(gateway.certificate);
+            access.token_file = access.token_file.or_else(|| Some(data.join("admin-token")));
+        }
+        access
     }
 
     /// Refuses a tenant that was named where none means anything.
@@ -94,11 +101,14 @@ impl ClientArgs {
         }
     }
 
-    /// Chooses the gateway, without speaking to it.
+    /// Chooses the gateway, without connecting to it.
     pub fn gateway(&self) -> anyhow::Result<ChosenGateway> {
         let contexts = ContextsFile::read()?;
-        let (folder, listen) = (std::env::current_dir()?, crate::config::listen_in_file());
-        Ok(ChosenGateway::of(self.server.as_ref(), self.token_file.as_deref(), &contexts, &folder, listen))
+        let listen = crate::config::listen_in_file();
+        let listen = listen.map(|(address, certificate)| LocalGateway { address, certificate });
+        let folder = std::env::current_dir()?;
+        let chosen = ChosenGateway::of(self.server.as_ref(), self.token_file.as_deref(), &contexts, &folder, listen);
+        Ok(ChosenGateway { ca: self.ca.clone().or(chosen.ca), ..chosen })
     }
 
     /// Returns the token and where it was found.
@@ -114,36 +124,34 @@ impl ClientArgs {
     }
 }
 
+/// Reads the certificates to trust for a gateway.
+pub fn trust(gateway: &ChosenGateway) -> anyhow::Result<Trust> {
+    let Some(file) = gateway.ca.as_deref().filter(|_| gateway.server.scheme() == "https") else {
+        return Ok(Trust::default());
+    };
+    let wrong = |why: String| CommandFailure::usage(format!("ca is {}: {why}", file.display()));
+    let pem = std::fs::read(file).map_err(|problem| wrong(format!("it cannot be read ({problem})")))?;
+    Trust::only(&pem).map_err(|problem| wrong(problem.to_string()).into())
+}
+
 /// A client of one gateway.
 pub struct Client {
     /// Format in which answers are printed.
     pub format: OutputFormat,
-    server: Url,
+    api: posthaste_client::Client,
     server_from: GatewaySource,
     /// Tenant whose resources are called.
     pub tenant: String,
     /// Whether the tenant was named, by a flag or in the environment.
     pub is_tenant_named: bool,
     has_issued_token: bool,
-    authorization: HeaderValue,
     token_from: String,
-    open: Option<SendRequest<Full<Bytes>>>,
 }
 
 impl Client {
     /// Returns the URL of a path below `/v1`.
     pub fn url(&self, path: &[&str]) -> anyhow::Result<Url> {
-        // The URL standard removes these segments from a path, and the call would go elsewhere.
-        if let Some(segment) = path.iter().find(|part| matches!(**part, "" | "." | "..")) {
-            bail!(CommandFailure::usage(format!("{segment:?} is not an id; copy one from a list")));
-        }
-        let mut url = self.server.clone();
-        url.path_segments_mut()
-            .map_err(|()| anyhow!("server {} has no path; use an http:// address", self.server))?
-            .pop_if_empty()
-            .push("v1")
-            .extend(path);
-        Ok(url)
+        self.api.url(path).map_err(|problem| CommandFailure::usage(problem.to_string()).into())
     }
 
     /// Returns the URL of a path below the tenant.
@@ -153,13 +161,23 @@ impl Client {
 
     /// Turns to the tenant that the token is of, if it is of one.
     async fn enter_own_tenant(&mut self) -> anyhow::Result<()> {
-        // A gateway of an older version does not tell.
+        // A gateway of an older version does not have this route.
         let Some(token) = self.find(self.url(&["token"])?).await? else { return Ok(()) };
         if let Some(tenant) = parse(&token)?["tenant"].as_str() {
             self.tenant = tenant.to_owned();
             self.is_tenant_named = true;
         }
         Ok(())
+    }
+
+    /// Whether the gateway listens on this machine alone.
+    pub fn is_on_this_machine(&self) -> bool {
+        match self.api.server().host() {
+            Some(Host::Domain(name)) => name == "localhost",
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
+        }
     }
 
     /// Makes a GET call.
@@ -170,6 +188,14 @@ impl Client {
     /// Makes a POST call.
     pub async fn post(&mut self, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
         self.call(Method::POST, url, body).await
+    }
+
+    /// Makes a POST call with a body that is JSON already.
+    pub async fn post_raw(&mut self, url: Url, body: Vec<u8>) -> anyhow::Result<String> {
+        match self.exchange(Method::POST, &url, Some(body)).await? {
+            (status, text) if status.is_success() => Ok(text),
+            (status, text) => Err(self.explain(&url, status, &text)),
+        }
     }
 
     /// Makes a GET call; a 404 becomes none, unless it is the tenant that is missing.
@@ -195,205 +221,123 @@ impl Client {
         url: Url,
         body: Option<JsonBody>,
     ) -> anyhow::Result<(StatusCode, String)> {
-        let request = self.request(method, &url, body)?;
-        let unreachable = |sentence| CommandFailure::new(ExitReason::Unreachable, sentence);
-        match tokio::time::timeout(CALL_TIMEOUT, self.exchange(request)).await {
-            Ok(Ok((status, bytes))) => Ok((status, String::from_utf8_lossy(&bytes).into_owned())),
-            Ok(Err(problem)) => bail!(unreachable(format!("{problem:#}"))),
-            Err(_) => {
-                let span = Span(CALL_TIMEOUT);
-                bail!(unreachable(format!("no answer from {} within {span}; see its logs", self.server)))
-            }
+        self.exchange(method, &url, body.map(JsonBody::finish)).await
+    }
+
+    async fn exchange(&self, method: Method, url: &Url, body: Option<Vec<u8>>) -> anyhow::Result<(StatusCode, String)> {
+        match self.api.call(method, url, body).await {
+            Ok(answer) => Ok((answer.status, answer.body)),
+            Err(problem) => bail!(CommandFailure::new(ExitReason::Unreachable, self.tell(problem))),
         }
     }
 
-    fn request(&self, method: Method, url: &Url, body: Option<JsonBody>) -> anyhow::Result<Request<Full<Bytes>>> {
-        let host = &url[Position::BeforeHost..Position::AfterPort];
-        let mut request = Request::builder()
-            .method(method)
-            .uri(&url[Position::BeforePath..Position::AfterQuery])
-            .header(HOST, host)
-            .header(AUTHORIZATION, &self.authorization)
-            .header(USER_AGENT, concat!("posthaste-cli/", env!("CARGO_PKG_VERSION")));
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
-        }
-        let body = body.map(JsonBody::finish).unwrap_or_default();
-        request.body(Full::from(body)).with_context(|| format!("{url} cannot be asked for"))
+    /// Posts a JSON body as it is, once and within this time; returns the answer
+    /// whatever its status.
+    pub async fn post_once(&self, path: &[&str], body: Vec<u8>, timeout: Duration) -> anyhow::Result<ApiResponse> {
+        let url = self.url(path)?;
+        let late = || anyhow!("no answer from {} within {}", self.api.server(), Span(timeout));
+        let answer = tokio::time::timeout(timeout, self.api.call(Method::POST, &url, Some(body))).await;
+        answer.map_err(|_| late())?.map_err(|problem| anyhow!(self.tell(problem)))
     }
 
-    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let mut open = self.connection().await?;
-        let closed = || format!("{} closed the connection before it had answered", self.server);
-        let response = open.send_request(request).await.with_context(closed)?;
-        let status = response.status();
-        let bytes = response.into_body().collect().await.with_context(closed)?.to_bytes();
-        self.open = Some(open);
-        Ok((status, bytes))
-    }
-
-    async fn connection(&mut self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-        if let Some(mut open) = self.open.take()
-            && open.ready().await.is_ok()
-        {
-            return Ok(open);
-        }
-        self.connect().await
-    }
-
-    async fn connect(&self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-        let host = self.server.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        let port = self.server.port_or_known_default().unwrap_or(80);
-        let tcp = TcpStream::connect((host, port)).await.map_err(|problem| match problem.kind() {
-            std::io::ErrorKind::ConnectionRefused => anyhow!(
+    /// Says why there is no answer, and what can be done at the command line.
+    fn tell(&self, problem: Error) -> String {
+        let server = self.api.server();
+        match problem {
+            Error::Unreachable { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused => format!(
                 "nothing listens at {}{}; start it with `posthaste serve`, or name another with --server",
-                self.server.as_str().trim_end_matches('/'),
+                server.as_str().trim_end_matches('/'),
                 self.server_from.in_parentheses()
             ),
-            _ => anyhow!("{} cannot be reached: {problem}; check --server", self.server),
-        })?;
-        // Requests are small, and Nagle's algorithm would delay them.
-        let _ = tcp.set_nodelay(true);
-        let stream: Box<dyn ClientStream> = match self.server.scheme() {
-            "https" => Box::new(encrypt(host, tcp).await?),
-            _ => Box::new(tcp),
-        };
-        let (open, connection) = handshake(TokioIo::new(stream)).await?;
-        // The call that uses the connection reports its errors.
-        tokio::spawn(async move { drop(connection.await) });
-        Ok(open)
+            Error::Unreachable { source, .. } => format!("{server} cannot be reached: {source}; check --server"),
+            Error::Timeout { timeout, .. } => format!("no answer from {server} within {}; see its logs", Span(timeout)),
+            other => told(&other),
+        }
     }
 
     fn explain(&self, url: &Url, status: StatusCode, body: &str) -> anyhow::Error {
-        let Ok(problem) = serde_json::from_str::<ProblemResponse>(body) else {
+        let Ok(problem) = serde_json::from_str::<Problem>(body) else {
             // A proxy in front of the gateway says so when nothing is behind it.
             let reason = if matches!(status.as_u16(), 502..=504) { ExitReason::Unreachable } else { ExitReason::Other };
             let sentence =
-                format!("{} answered {status} without an explanation; is it a posthaste gateway?", self.server);
+                format!("{} answered {status} without an explanation; is it a posthaste gateway?", self.api.server());
             return CommandFailure::new(reason, sentence).into();
         };
-        let mut sentence = problem.sentence();
+        let mut told = sentence(&problem);
         if status == StatusCode::UNAUTHORIZED {
-            // The gateway speaks of headers, which nobody types here.
-            let known = sentence.split(": send `Authorization").next().unwrap_or_default().to_owned();
-            sentence = format!(
+            // The gateway's message names headers, which nobody types here.
+            let known = told.split(": send `Authorization").next().unwrap_or_default().to_owned();
+            told = format!(
                 "{known}; the one shown is from {}; name another with --token-file, --token or POSTHASTE_TOKEN",
                 self.token_from
             );
         }
         let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
         if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
-            sentence.push_str("; --tenant names another tenant");
+            told.push_str("; --tenant names another tenant");
         } else if status == StatusCode::NOT_FOUND && self.is_tenant_missing(body) && !self.has_issued_token {
-            sentence.push_str("; `posthaste tenants list` shows those there are");
+            told.push_str("; `posthaste tenants list` shows those there are");
         }
-        CommandFailure::answered(status, sentence, body).into()
+        CommandFailure::answered(status, told, body).into()
     }
 
     /// Whether an answer says that the tenant itself does not exist.
     fn is_tenant_missing(&self, body: &str) -> bool {
-        let problem = serde_json::from_str::<ProblemResponse>(body);
+        let problem = serde_json::from_str::<Problem>(body);
         problem.is_ok_and(|problem| problem.detail == format!("there is no tenant {}", self.tenant))
     }
 }
 
+/// Says why a call failed; a failure of TLS in the words of an attempt's.
+pub fn told(problem: &Error) -> String {
+    let Error::Tls { server, source } = problem else { return problem.to_string() };
+    let told = tls::explain(source, CertificateRequested::No);
+    let why = told.map_or_else(|| source.to_string(), |failure| failure.message);
+    let way_out = "if it is plain http, write http:// instead of https://";
+    let why = why.replace("is it plain http?", way_out);
+    let why = match why.split_once("; the receiver must send its whole chain") {
+        Some((fault, _)) => format!("{fault}; name the certificate of the authority, or the gateway's own, with --ca"),
+        None => why,
+    };
+    format!("no secure connection to {} could be agreed on: {why}", server.host_str().unwrap_or_default())
+}
+
 /// Fetches what a link leads to, without a token; an answer other than 200 is
 /// an error.
-pub async fn fetch(link: &str) -> anyhow::Result<Bytes> {
-    const FETCHED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+pub async fn fetch_link(link: &str) -> anyhow::Result<Bytes> {
     let url = server_url(link).map_err(|problem| anyhow!("{link:?} is not a link: {problem}"))?;
-    let exchange = async {
-        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        let tcp = TcpStream::connect((host, url.port_or_known_default().unwrap_or(80))).await?;
-        let stream: Box<dyn ClientStream> = match url.scheme() {
-            "https" => Box::new(encrypt(host, tcp).await?),
-            _ => Box::new(tcp),
-        };
-        let (mut open, connection) = handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(async move { drop(connection.await) });
-        let request = Request::builder()
-            .uri(&url[Position::BeforePath..Position::AfterQuery])
-            .header(HOST, &url[Position::BeforeHost..Position::AfterPort])
-            .body(Full::<Bytes>::default())?;
-        let response = open.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), FETCHED_BYTES_MAX).collect().await;
-        let body = body.map_err(|problem| anyhow!("the answer broke off, or is larger than 16 MiB: {problem}"))?;
-        anyhow::Ok((status, body.to_bytes()))
-    };
-    let fetched = tokio::time::timeout(FETCH_TIMEOUT, exchange).await;
-    match fetched.map_err(|_| anyhow!("no answer within {}", Span(FETCH_TIMEOUT)))?? {
-        (StatusCode::OK, body) => Ok(body),
-        (status, body) => match serde_json::from_slice::<ProblemResponse>(&body) {
-            Ok(problem) => bail!("{status}: {}", problem.sentence()),
+    let answer = exchange(&url, Request::new(Full::default()), FETCH_TIMEOUT).await;
+    let answer = answer.map_err(|problem| anyhow!(told(&problem)))?;
+    match answer.status() {
+        StatusCode::OK => Ok(answer.into_body()),
+        status => match serde_json::from_slice::<Problem>(answer.body()) {
+            Ok(problem) => bail!("{status}: {}", sentence(&problem)),
             Err(_) => bail!("it was answered {status}"),
         },
     }
 }
 
-trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
-
-async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl ClientStream + use<>> {
-    let mut roots = rustls::RootCertStore::empty();
-    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if added == 0 {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+/// Returns the detail of a problem, and the fields at fault that it does not contain
+/// already.
+fn sentence(problem: &Problem) -> String {
+    if let [field] = problem.errors.as_slice()
+        && field.detail == problem.detail
+    {
+        let place = place(&field.pointer);
+        let place = if place.is_empty() { place } else { format!(" (at {place})") };
+        return clean(&format!("{}{place}", problem.detail));
     }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned())
-        .with_context(|| format!("{host:?} is not a name a certificate can be checked for"))?;
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    connector.connect(name, tcp).await.map_err(|problem| {
-        let told = tls::explain(&problem, CertificateRequested::No);
-        let why = told.map_or_else(|| problem.to_string(), |failure| failure.message);
-        let way_out = "if it is plain http, write http:// instead of https://";
-        let why = why.replace("is it plain http?", way_out);
-        anyhow!("no secure connection to {host} could be agreed on: {why}")
-    })
-}
-
-/// The problem that the gateway answers with.
-#[derive(Deserialize)]
-struct ProblemResponse {
-    detail: String,
-    #[serde(default)]
-    errors: Vec<ProblemField>,
-}
-
-/// A field at fault in a problem.
-#[derive(Deserialize)]
-struct ProblemField {
-    #[serde(default)]
-    pointer: String,
-    detail: String,
-}
-
-impl ProblemResponse {
-    /// Returns the detail, and the fields at fault that it does not contain already.
-    fn sentence(&self) -> String {
-        if let [field] = self.errors.as_slice()
-            && field.detail == self.detail
-        {
-            let place = place(&field.pointer);
-            let place = if place.is_empty() { place } else { format!(" (at {place})") };
-            return clean(&format!("{}{place}", self.detail));
-        }
-        // The gateway joins the fields' sentences; here each gets a line of its own.
-        let is_joined = self.errors.len() > 1 && self.errors.iter().all(|field| self.detail.contains(&field.detail));
-        let mut sentence =
-            if is_joined { format!("{} fields are refused:", self.errors.len()) } else { clean(&self.detail) };
-        for field in &self.errors {
-            let place = place(&field.pointer);
-            let place = if place.is_empty() { place } else { format!("{place}: ") };
-            sentence.push_str(&format!("\n  {}", clean(&format!("{place}{}", field.detail))));
-        }
-        sentence
+    // The gateway joins the fields' sentences; here each gets a line of its own.
+    let is_joined =
+        problem.errors.len() > 1 && problem.errors.iter().all(|field| problem.detail.contains(&field.detail));
+    let mut sentence =
+        if is_joined { format!("{} fields are refused:", problem.errors.len()) } else { clean(&problem.detail) };
+    for field in &problem.errors {
+        let place = place(&field.pointer);
+        let place = if place.is_empty() { place } else { format!("{place}: ") };
+        sentence.push_str(&format!("\n  {}", clean(&format!("{place}{}", field.detail))));
     }
+    sentence
 }
 
 /// Returns where a fault is, in the words of the command line: `--retry, backoff.max`
@@ -446,20 +390,20 @@ mod tests {
         }
     }
 
-    fn sentence(json: &str) -> String {
-        serde_json::from_str::<ProblemResponse>(json).unwrap().sentence()
+    fn sentence_of(json: &str) -> String {
+        sentence(&serde_json::from_str(json).unwrap())
     }
 
     #[test]
     fn a_refusal_names_each_field_once() {
-        assert_eq!(sentence(r#"{"detail":"there is no such event"}"#), "there is no such event");
+        assert_eq!(sentence_of(r#"{"detail":"there is no such event"}"#), "there is no such event");
         assert_eq!(
-            sentence(r#"{"detail":"type is empty","errors":[{"pointer":"/type","detail":"type is empty"}]}"#),
+            sentence_of(r#"{"detail":"type is empty","errors":[{"pointer":"/type","detail":"type is empty"}]}"#),
             "type is empty (at --type)"
         );
         let two = r#"{"detail":"a is 1; b is 2","errors":[{"pointer":"/a","detail":"a is 1"},{"pointer":"/b","detail":"b is 2"}]}"#;
-        assert_eq!(sentence(two), "2 fields are refused:\n  a is 1\n  b is 2");
+        assert_eq!(sentence_of(two), "2 fields are refused:\n  a is 1\n  b is 2");
         let apart = r#"{"detail":"refused","errors":[{"pointer":"/a","detail":"a is 1"}]}"#;
-        assert_eq!(sentence(apart), "refused\n  a is 1");
+        assert_eq!(sentence_of(apart), "refused\n  a is 1");
     }
 }

@@ -7,6 +7,7 @@ use super::failure::CommandFailure;
 use super::output::{self, OutputFormat};
 use crate::config::{self, PartialSettings, Settings};
 use crate::model::named_enum::NamedEnum;
+use crate::model::setting_in_force::SettingOrigin;
 
 /// Show the settings of a gateway that is started here or of a running one, or describe them all
 #[derive(Debug, clap::Args)]
@@ -19,6 +20,9 @@ pub struct ConfigArgs {
     /// Print the reference page of all settings instead.
     #[arg(long)]
     pub(super) reference: bool,
+    /// Print a settings file instead: every setting with its meaning, and those that are given as flags set.
+    #[arg(long, conflicts_with_all = ["reference", "of_gateway"])]
+    pub(super) example: bool,
     /// The settings file; posthaste.toml is read when it is there.
     #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -32,6 +36,9 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     if args.reference {
         print!("{}", reference());
         return Ok(());
+    }
+    if args.example {
+        return output::print(&example(args.given)?);
     }
     if args.of_gateway {
         refuse_given_settings()?;
@@ -93,6 +100,39 @@ fn lines<'a>(title: &str, settings: impl Iterator<Item = (&'a str, &'a str, &'a 
     [output::wrapped(title, "# ").replace("\n#   ", "\n# ")].into_iter().chain(settings).collect::<Vec<_>>().join("\n")
 }
 
+/// Returns a settings file in which every setting stands with its meaning. Those that
+/// were given as flags are set; the others are commented out, with their default.
+fn example(given: PartialSettings) -> anyhow::Result<String> {
+    let (settings, shown) = Settings::in_force(given, PartialSettings::default(), config::is_flag_given);
+    settings.check()?;
+    let mut file = format!(
+        "# Settings of Posthaste {}.\n\
+         # Every setting is here. One that is commented out has the value that is shown; remove\n\
+         # the # before its name to change it. Flags and POSTHASTE_... variables go before this\n\
+         # file. `posthaste config` says what a start would have, and where each value is from.\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    for (setting, in_force) in config::reference().iter().zip(shown) {
+        let is_given = in_force.origin == SettingOrigin::Flag;
+        let (mark, value) = if is_given { ("", &in_force.value) } else { ("#", &setting.default) };
+        let meaning = output::wrapped(&without_links(setting.sentences), "# ").replace("\n#   ", "\n# ");
+        file.push_str(&format!("\n{meaning}\n{mark}{} = {value:?}\n", in_force.name));
+    }
+    Ok(file.trim_end().to_owned())
+}
+
+/// Replaces Markdown links by their texts: a settings file has no pages beside it.
+fn without_links(text: &str) -> String {
+    let mut parts = text.split("](");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let opened = plain.rfind('[').expect("a link has a text before its address");
+        plain.remove(opened);
+        plain.push_str(part.split_once(')').map_or("", |(_, rest)| rest));
+    }
+    plain
+}
+
 /// Returns the reference page, which is `docs/settings.md` word for word.
 pub fn reference() -> String {
     let mut page = String::from(
@@ -113,4 +153,29 @@ pub fn reference() -> String {
         ));
     }
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_a_file_that_changes_nothing_until_it_is_edited() {
+        let file = example(PartialSettings::default()).unwrap();
+        assert!(file.lines().all(|line| line.is_empty() || line.starts_with('#')), "{file}");
+        let all: String = file.lines().filter_map(|line| line.strip_prefix('#')).fold(String::new(), |all, line| {
+            let is_setting = line.starts_with(|c: char| c.is_ascii_lowercase());
+            if is_setting { all + line + "\n" } else { all }
+        });
+        let read: PartialSettings = toml::from_str(&all).unwrap();
+        let shown = |settings: PartialSettings| Settings::resolve(settings, PartialSettings::default()).shown();
+        assert_eq!(all.lines().count(), config::reference().len());
+        assert_eq!(shown(read), shown(PartialSettings::default()), "what is commented out is the default");
+        assert!(!file.contains("]("), "no links to pages that are not there");
+    }
+
+    #[test]
+    fn a_link_is_replaced_by_its_text() {
+        assert_eq!(without_links("an [outbox](a.md#b) and [c](d)."), "an outbox and c.");
+    }
 }

@@ -1,4 +1,4 @@
-//! `posthaste context`: shows and chooses the gateways that commands speak to.
+//! `posthaste context`: shows and chooses the gateways that commands connect to.
 
 use anyhow::ensure;
 use clap::Subcommand;
@@ -20,7 +20,7 @@ pub struct ContextArgs {
 
 #[derive(Debug, Subcommand)]
 enum ContextAction {
-    /// Show which gateway commands speak to here, and why.
+    /// Show which gateway commands connect to here, and why.
     Show,
     /// List the contexts.
     List,
@@ -29,7 +29,7 @@ enum ContextAction {
         /// The context's name.
         name: String,
     },
-    /// Keep the gateway of --server, with the file of --token-file, under a name, and put it in use.
+    /// Keep the gateway of --server, with the files of --token-file and --ca, under a name, and put it in use.
     Set {
         /// The context's name.
         name: String,
@@ -71,8 +71,9 @@ pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
                 "a context keeps no token; write it into a file for you alone, and name that with --token-file";
             ensure!(args.access.token.is_none(), usage(no_token));
             let token_file = args.access.token_file.as_deref().map(std::path::absolute).transpose()?;
+            let ca = args.access.ca.as_deref().map(std::path::absolute).transpose()?;
             let server = server.as_str().trim_end_matches('/').to_owned();
-            file.contexts.insert(name.clone(), GatewayContext { server, token_file });
+            file.contexts.insert(name.clone(), GatewayContext { server, token_file, ca });
             file.current = Some(name);
         }
         Some(ContextAction::Remove { name }) => {
@@ -99,6 +100,7 @@ fn show(access: &ClientArgs) -> anyhow::Result<()> {
         "server": gateway.server.as_str().trim_end_matches('/'),
         "because_of": gateway.from.words(),
         "token_from": token_from,
+        "ca": gateway.ca,
         "contexts_file": ContextsFile::path().map(|path| path.display().to_string()),
     });
     output::record(access.output, &body.to_string())
@@ -107,7 +109,7 @@ fn show(access: &ClientArgs) -> anyhow::Result<()> {
 fn list(file: &ContextsFile) -> Vec<Value> {
     let row = |(name, context): (&String, &GatewayContext)| {
         let is_in_use = file.current.as_ref() == Some(name);
-        json!({"name": name, "in_use": is_in_use, "server": context.server, "token_file": context.token_file})
+        json!({"name": name, "in_use": is_in_use, "server": context.server, "token_file": context.token_file, "ca": context.ca})
     };
     file.contexts.iter().map(row).collect()
 }

@@ -36,6 +36,26 @@ pub struct GatewayContext {
     pub server: String,
     /// File that holds the token.
     pub token_file: Option<PathBuf>,
+    /// File of the certificates to trust; without it, those of the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+}
+
+/// A gateway that listens on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalGateway {
+    /// Address that it listens on.
+    pub address: SocketAddr,
+    /// File of its certificate, if it takes https.
+    pub certificate: Option<PathBuf>,
+}
+
+impl LocalGateway {
+    /// Returns the URL at which this machine reaches it.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", reachable(self.address))
+    }
 }
 
 /// Parses the address of a gateway.
@@ -98,14 +118,17 @@ impl ContextsFile {
         Some((name, self.contexts.get(name)?))
     }
 
-    /// Adds the gateway that serves this address from this data directory, and
-    /// puts it in use unless the user chose another one. Returns its name, if
-    /// anything changed.
-    pub fn remember(&mut self, address: SocketAddr, token_file: &Path) -> Option<String> {
-        let name = local_name(address);
+    /// Adds the gateway that runs here with this token, and puts it in use unless the
+    /// user chose another one. Returns its name, if anything changed.
+    pub fn remember(&mut self, gateway: &LocalGateway, token_file: &Path) -> Option<String> {
+        let name = local_name(gateway.address);
         let before = self.clone();
-        let server = format!("http://{}", reachable(address));
-        self.contexts.insert(name.clone(), GatewayContext { server, token_file: Some(token_file.to_owned()) });
+        let context = GatewayContext {
+            server: gateway.url(),
+            token_file: Some(token_file.to_owned()),
+            ca: gateway.certificate.clone(),
+        };
+        self.contexts.insert(name.clone(), context);
         if self.in_use().is_none_or(|(current, _)| is_local(current)) {
             self.current = Some(name.clone());
         }
@@ -115,13 +138,14 @@ impl ContextsFile {
 
 /// Remembers a gateway that was started on a terminal. Returns the name of its
 /// context, if the file changed.
-pub fn remember_gateway(address: SocketAddr, data: &Path) -> anyhow::Result<Option<String>> {
+pub fn remember_gateway(gateway: &LocalGateway, data: &Path) -> anyhow::Result<Option<String>> {
     if ContextsFile::path().is_none() {
         return Ok(None);
     }
     let token_file = std::path::absolute(data.join("admin-token"))?;
+    let certificate = gateway.certificate.as_deref().map(std::path::absolute).transpose()?;
     let mut file = ContextsFile::read()?;
-    let name = file.remember(address, &token_file);
+    let name = file.remember(&LocalGateway { address: gateway.address, certificate }, &token_file);
     if name.is_some() {
         file.write()?;
     }
@@ -157,6 +181,10 @@ pub fn reachable(address: SocketAddr) -> SocketAddr {
 mod tests {
     use super::*;
 
+    fn plain(address: &str) -> LocalGateway {
+        LocalGateway { address: address.parse().unwrap(), certificate: None }
+    }
+
     #[test]
     fn a_server_is_an_http_address() {
         assert!(server_url("http://127.0.0.1:8400").is_ok());
@@ -170,15 +198,15 @@ mod tests {
     fn a_gateway_is_remembered_and_replaces_no_choice_of_the_user() {
         let token = Path::new("/srv/a/admin-token");
         let mut file = ContextsFile::default();
-        assert_eq!(file.remember("0.0.0.0:8400".parse().unwrap(), token).as_deref(), Some("local"));
+        assert_eq!(file.remember(&plain("0.0.0.0:8400"), token).as_deref(), Some("local"));
         assert_eq!(file.in_use().unwrap().1.server, "http://127.0.0.1:8400");
-        assert_eq!(file.remember("0.0.0.0:8400".parse().unwrap(), token), None, "nothing changed");
-        assert_eq!(file.remember("[::]:9000".parse().unwrap(), token).as_deref(), Some("local-9000"));
+        assert_eq!(file.remember(&plain("0.0.0.0:8400"), token), None, "nothing changed");
+        assert_eq!(file.remember(&plain("[::]:9000"), token).as_deref(), Some("local-9000"));
         assert_eq!(file.in_use().map(|(name, _)| name), Some("local-9000"), "the one started last");
         let server = "https://hooks.example.com".to_owned();
-        file.contexts.insert("production".into(), GatewayContext { server, token_file: None });
+        file.contexts.insert("production".into(), GatewayContext { server, token_file: None, ca: None });
         file.current = Some("production".into());
-        file.remember("127.0.0.1:8400".parse().unwrap(), Path::new("/srv/b/admin-token"));
+        file.remember(&plain("127.0.0.1:8400"), Path::new("/srv/b/admin-token"));
         assert_eq!(file.in_use().map(|(name, _)| name), Some("production"));
     }
 
@@ -189,7 +217,7 @@ mod tests {
         let path = folder.path().join("posthaste/contexts.toml");
         assert_eq!(ContextsFile::read_from(&path).unwrap(), ContextsFile::default());
         let mut file = ContextsFile::default();
-        file.remember("127.0.0.1:8400".parse().unwrap(), Path::new("/srv/a/admin-token"));
+        file.remember(&plain("127.0.0.1:8400"), Path::new("/srv/a/admin-token"));
         file.write_to(&path).unwrap();
         assert_eq!(ContextsFile::read_from(&path).unwrap(), file);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -12,7 +12,7 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::failure::{CommandFailure, ExitReason};
 use super::find;
-use super::jobs::NewJobArgs;
+use super::jobs::{JobRunArgs, NewJobArgs};
 use super::output::{self, Column, OutputFormat, clean, text};
 use super::request::{TimeRangeArgs, ask, ask_filter, past_time};
 use super::screen::Screen;
@@ -38,29 +38,31 @@ enum DeadLettersAction {
     List(Box<DeadLettersList>),
     /// Count them in groups, the largest first.
     Groups(Box<DeadLettersGroups>),
-    /// Tell the story of one.
+    /// Show why one died, with its attempts.
     Get {
         /// The delivery's id.
         id: String,
     },
     /// Deliver one again, or all that match; their lanes follow in order.
     Replay(Box<DeadLettersChange>),
-    /// Give one up, or all that match; their lanes move on.
+    /// Discard one, or all that match; their lanes move on.
     Discard(Box<DeadLettersChange>),
 }
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersChange {
     /// The delivery's id; without it, those that match the options.
-    #[arg(conflicts_with = "NewJobArgs")]
+    #[arg(conflicts_with_all = ["NewJobArgs", "JobRunArgs"])]
     id: Option<String>,
     #[command(flatten)]
     many: NewJobArgs,
+    #[command(flatten)]
+    run: JobRunArgs,
 }
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersGroups {
-    /// Those of every tenant; it takes the admin token.
+    /// Those of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -78,7 +80,7 @@ struct DeadLettersGroups {
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersList {
-    /// Those of every tenant; it takes the admin token.
+    /// Those of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -98,7 +100,7 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
             let columns = deliveries::columns(list.all);
             list.died.check()?;
             list.add_to(&mut url);
-            deliveries::print_page(format, &client.get(url).await?, "dead letters", &columns)
+            output::list(format, &client.get(url).await?, "dead letters", &columns)
         }
         DeadLettersAction::Groups(groups) => groups.print(&mut client).await,
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
@@ -110,7 +112,7 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 impl DeadLettersChange {
     /// Changes one dead letter at once, or many by a job.
     async fn run(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
-        let Some(id) = self.id else { return self.many.start(client, kind).await };
+        let Some(id) = self.id else { return self.many.start(client, kind, self.run).await };
         let url = client.tenant_url(&["dead-letters", &id, kind.as_str()])?;
         output::record(client.format, &client.post(url, None).await?)
     }
@@ -174,7 +176,7 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
     let state = text(&output::parse(&delivery)?, "state");
     if state != DeliveryState::Dead.as_str() {
         let explain = advice::command(&client.tenant, "explain", id);
-        let sentence = format!("delivery {id} is {state} and not a dead letter; `{explain}` tells about it");
+        let sentence = format!("delivery {id} is {state} and not a dead letter; `{explain}` explains it");
         anyhow::bail!(CommandFailure::new(ExitReason::Refused, sentence));
     }
     let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::client::ClientArgs;
 use super::find;
-use super::output::{self, Column, OutputFormat};
+use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask_filter, check_order, past_time};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
@@ -55,7 +55,7 @@ enum DeliveriesAction {
 
 #[derive(Debug, clap::Args)]
 struct DeliveriesList {
-    /// Those of every tenant; it takes the admin token.
+    /// Those of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     /// In this state.
@@ -91,15 +91,6 @@ pub fn columns(is_of_all: bool) -> Vec<Column> {
     is_of_all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect()
 }
 
-/// Prints a page, and how far back it looked where it says so.
-pub fn print_page(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
-    output::list(format, body, what, columns)?;
-    match output::parse(body)?["looked_back_to"].as_str() {
-        Some(at) => output::done(format, &format!("looked back to {}; the next page goes on there", output::clean(at))),
-        None => Ok(()),
-    }
-}
-
 const ATTEMPT_COLUMNS: &[Column] = &[
     ("no", |row, _| output::text(row, "number")),
     ("started at", |row, now| output::time(row, "started_at", now)),
@@ -119,7 +110,7 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
             let mut url = if list.all { client.url(&["deliveries"])? } else { client.tenant_url(&["deliveries"])? };
             let columns = columns(list.all);
             list.add_to(&mut url)?;
-            return print_page(format, &client.get(url).await?, "deliveries", &columns);
+            return output::list(format, &client.get(url).await?, "deliveries", &columns);
         }
         DeliveriesAction::Get { id } => {
             let body = find::get(&mut client, "delivery", &["deliveries", &id]).await?;

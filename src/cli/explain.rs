@@ -60,7 +60,7 @@ fn text_of(body: &str, has_attempts: bool, has_id: bool) -> anyhow::Result<Strin
     }
     let count = explanation["attempts"].as_array().map_or(0, Vec::len);
     let is_more = count > 1 && !has_attempts;
-    let hint = if is_more { format!("\n\n--attempts tells all {count} attempts.") } else { String::new() };
+    let hint = if is_more { format!("\n\n--attempts shows all {count} attempts.") } else { String::new() };
     Ok(format!("{}{hint}", render(&explanation, has_attempts, Screen::of_stdout())))
 }
 
@@ -86,7 +86,7 @@ async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<S
     let page = output::parse(&body)?;
     let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();
     let matches = advice::command(tenant, "events matches", event);
-    anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `{matches}` tells why");
+    anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `{matches}` shows why");
     Ok(ids)
 }
 

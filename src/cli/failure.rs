@@ -15,7 +15,7 @@ use super::output::pretty;
 use super::screen::Screen;
 use crate::model::parse_fault::number_fault;
 
-/// Why a command failed, as its exit code tells.
+/// Why a command failed; each reason has its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitReason {
     /// Any other failure.
@@ -126,12 +126,12 @@ pub fn report_usage(problem: &clap::Error, is_json: bool) -> ExitCode {
     use clap::error::ErrorKind;
     let is_help = problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_json && problem.use_stderr() && !is_help {
-        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&told(problem)))));
+        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&error_text(problem)))));
     } else if is_help {
         // On standard output, where a pager finds it.
         let _ = writeln!(std::io::stdout(), "{}", problem.to_string().trim_end());
     } else if matches!(problem.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        print(number_fault(&told(problem)).trim_end());
+        print(number_fault(&error_text(problem)).trim_end());
     } else {
         // The reader may be gone.
         let _ = problem.print();
@@ -141,7 +141,7 @@ pub fn report_usage(problem: &clap::Error, is_json: bool) -> ExitCode {
 
 /// Returns clap's message. A value that stands in the environment is not blamed on the
 /// option, which nobody typed.
-fn told(problem: &clap::Error) -> String {
+fn error_text(problem: &clap::Error) -> String {
     use clap::error::{ContextKind, ContextValue};
     let text = problem.to_string();
     let Some(ContextValue::String(option)) = problem.get(ContextKind::InvalidArg) else { return text };

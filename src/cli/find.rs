@@ -76,7 +76,7 @@ fn show_command(row: &Value) -> String {
     }
 }
 
-/// Returns the command that tells who deleted something.
+/// Returns the command that shows who deleted something.
 fn deletion_command(id: &str) -> String {
     advice::command("default", "audit --all --resource", id)
 }
@@ -138,7 +138,7 @@ pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyho
         [] => match deleted.first() {
             Some(found) => {
                 let (tenant, command) = (output::text(found, "tenant"), deletion_command(id));
-                let sentence = format!("{kind} {id} of tenant {tenant} was deleted; `{command}` tells by whom");
+                let sentence = format!("{kind} {id} of tenant {tenant} was deleted; `{command}` shows by whom");
                 anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence))
             }
             None => Ok(Search::Nowhere),

@@ -2,21 +2,25 @@
 //! starts them for other commands.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use url::Url;
 
 use super::advice;
 use super::client::{Client, ClientArgs};
 use super::confirm::counted;
 use super::output::{self, Column, OutputFormat, text};
 use super::request::{JsonBody, PageArgs, check_order, past_time};
+use crate::clock::{Clock, SystemClock};
 use crate::model::delivery::DeadCause;
 use crate::model::id::EndpointId;
-use crate::model::job::JobKind;
+use crate::model::job::{IDS_MAX, JobKind};
 use crate::model::named_enum::{NamedEnum, parser};
 use crate::model::span::Span;
 
@@ -33,7 +37,7 @@ pub struct JobsArgs {
 enum JobsAction {
     /// List jobs, newest first.
     List {
-        /// Those of every tenant; it takes the admin token.
+        /// Those of every tenant; this needs the admin token.
         #[arg(long)]
         all: bool,
         #[command(flatten)]
@@ -116,9 +120,23 @@ pub struct NewJobArgs {
     /// Dead before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
     until: Option<Timestamp>,
+    /// With the ids in this file, one on each line; more than 5,000 make several jobs.
+    #[arg(long, value_name = "FILE")]
+    ids_from: Option<PathBuf>,
     /// Every dead letter of the tenant.
     #[arg(long)]
     everything: bool,
+    /// Those of all tenants; it takes the admin token.
+    #[arg(long)]
+    all: bool,
+    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
+    #[arg(long)]
+    even_overtaken: bool,
+}
+
+/// How a job goes.
+#[derive(Debug, clap::Args)]
+pub struct JobRunArgs {
     /// Only say what would be done.
     #[arg(long)]
     dry_run: bool,
@@ -128,9 +146,6 @@ pub struct NewJobArgs {
     /// Leave out what was created longer ago.
     #[arg(long, value_name = "SPAN")]
     not_older_than: Option<Span>,
-    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
-    #[arg(long)]
-    even_overtaken: bool,
     /// What others should know.
     #[arg(long)]
     note: Option<String>,
@@ -139,31 +154,95 @@ pub struct NewJobArgs {
     detach: bool,
 }
 
-impl NewJobArgs {
-    /// Starts the job, or previews it, and shows its progress.
-    pub async fn start(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
-        check_order("--since", self.since, "--until", self.until)?;
-        let filter = self.filter();
+impl JobRunArgs {
+    /// Starts a job at this URL, or previews it, and shows its progress.
+    async fn start(
+        &self,
+        client: &mut Client,
+        url: Url,
+        (kind, filter, even_overtaken): (JobKind, Value, bool),
+    ) -> anyhow::Result<()> {
         let body = JsonBody::default()
             .field("kind", Some(&kind))
             .field("filter", Some(&filter))
             .field("per_second", self.per_second.as_ref())
             .field("not_older_than", self.not_older_than.as_ref())
-            .field("even_overtaken", self.even_overtaken.then_some(&true))
+            .field("even_overtaken", even_overtaken.then_some(&true))
             .field("dry_run", self.dry_run.then_some(&true))
             .field("note", self.note.as_ref());
-        let answer = client.post(client.tenant_url(&["jobs"])?, Some(body)).await?;
-        let value = output::parse(&answer)?;
+        let answer = client.post(url, Some(body)).await?;
         if self.dry_run {
-            return print_preview(client, &answer, &value, kind);
+            return print_preview(client, &answer, kind);
         }
-        if self.detach || client.format == OutputFormat::Json {
-            return output::record(client.format, &answer);
+        follow(client, &answer, self.detach).await
+    }
+}
+
+/// Which past events an endpoint gets, and how.
+#[derive(Debug, clap::Args)]
+pub struct BackfillArgs {
+    /// The endpoint's id.
+    id: EndpointId,
+    /// Accepted from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Timestamp,
+    /// Accepted before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+    /// Of this event type, with * for any text; may be given several times.
+    #[arg(long, value_name = "TYPE")]
+    event_type: Vec<String>,
+    /// With this key.
+    #[arg(long)]
+    key: Option<String>,
+    #[command(flatten)]
+    run: JobRunArgs,
+}
+
+impl BackfillArgs {
+    /// Starts the backfill, or previews it, and shows its progress.
+    pub async fn start(self, client: &mut Client) -> anyhow::Result<()> {
+        check_order("--since", Some(self.since), "--until", self.until)?;
+        let mut filter = json!({"endpoints": [self.id], "accepted_since": self.since});
+        if let Some(until) = self.until {
+            filter["accepted_until"] = json!(until);
         }
-        let id = text(&value, "id");
-        let command = advice::command(&client.tenant, "jobs watch", &id);
-        eprintln!("job {id} goes on by itself; `{command}` comes back to it");
-        watch(client, &id).await
+        if !self.event_type.is_empty() {
+            filter["event_types"] = json!(self.event_type);
+        }
+        if let Some(key) = &self.key {
+            filter["key"] = json!(key);
+        }
+        let url = client.tenant_url(&["jobs"])?;
+        self.run.start(client, url, (JobKind::Backfill, filter, false)).await
+    }
+}
+
+impl NewJobArgs {
+    /// Starts the job, or previews it, and shows its progress. Many ids make several jobs.
+    pub async fn start(self, client: &mut Client, kind: JobKind, run: JobRunArgs) -> anyhow::Result<()> {
+        check_order("--since", self.since, "--until", self.until)?;
+        let Some(file) = &self.ids_from else { return self.start_one(client, kind, self.filter(), &run).await };
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let ids: Vec<&str> = text.split_whitespace().collect();
+        anyhow::ensure!(!ids.is_empty(), "{} has no ids", file.display());
+        for some in ids.chunks(IDS_MAX) {
+            let mut filter = self.filter();
+            filter["ids"] = json!(some);
+            self.start_one(client, kind, filter, &run).await?;
+        }
+        Ok(())
+    }
+
+    async fn start_one(
+        &self,
+        client: &mut Client,
+        kind: JobKind,
+        filter: Value,
+        run: &JobRunArgs,
+    ) -> anyhow::Result<()> {
+        let url = if self.all { client.url(&["jobs"])? } else { client.tenant_url(&["jobs"])? };
+        run.start(client, url, (kind, filter, self.even_overtaken)).await
     }
 
     fn filter(&self) -> Value {
@@ -191,6 +270,20 @@ impl NewJobArgs {
     }
 }
 
+/// Shows the progress of a job that was started, or only the job.
+async fn follow(client: &mut Client, answer: &str, is_detached: bool) -> anyhow::Result<()> {
+    let job = output::parse(answer)?;
+    // A job over all tenants is one of the gateway's own tenant.
+    client.tenant = text(&job, "tenant");
+    if is_detached || client.format == OutputFormat::Json {
+        return output::record(client.format, answer);
+    }
+    let id = text(&job, "id");
+    let command = advice::command(&client.tenant, "jobs watch", &id);
+    eprintln!("job {id} goes on by itself; `{command}` comes back to it");
+    watch(client, &id).await
+}
+
 const PREVIEW_COLUMNS: &[Column] = &[
     ("endpoint", |row, _| text(row, "endpoint")),
     ("deliveries", |row, _| text(row, "matches")),
@@ -199,22 +292,41 @@ const PREVIEW_COLUMNS: &[Column] = &[
     ("takes", |row, _| text(row, "takes")),
 ];
 
-fn print_preview(client: &Client, answer: &str, preview: &Value, kind: JobKind) -> anyhow::Result<()> {
+fn print_preview(client: &Client, answer: &str, kind: JobKind) -> anyhow::Result<()> {
     if client.format == OutputFormat::Json {
         return output::print(&output::pretty(answer));
     }
+    let preview = output::parse(answer)?;
     let endpoints = json!({ "data": preview["endpoints"], "next": null });
     output::list(client.format, &endpoints.to_string(), "deliveries", PREVIEW_COLUMNS)?;
-    output::print(&preview_line(preview, kind))
+    output::print(&preview_line(&preview, kind, SystemClock.now()))
 }
 
 /// Renders what a job would do in a sentence.
-fn preview_line(preview: &Value, kind: JobKind) -> String {
-    let matches = preview["matches"].as_u64().unwrap_or_default();
+fn preview_line(preview: &Value, kind: JobKind, now: Timestamp) -> String {
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
     let least = if preview["is_exact"] == false { "at least " } else { "" };
-    let mut line = format!("{} would take {least}{}", kind.as_str(), counted(matches, "delivery", "deliveries"));
+    let taken = counted(number(&preview["matches"]), "delivery", "deliveries");
+    let mut line = format!("{} would take {least}{taken}", kind.as_str());
+    let lanes: u64 = preview["endpoints"].as_array().into_iter().flatten().map(|one| number(&one["lanes"])).sum();
+    if lanes > 0 {
+        line.push_str(&format!(" in {}", counted(lanes, "lane", "lanes")));
+    }
+    let waiting = number(&preview["unblocks"]["waiting"]);
+    if waiting > 0 {
+        let lanes = counted(number(&preview["unblocks"]["lanes"]), "lane", "lanes");
+        line.push_str(&format!("; {waiting} that wait behind them in {lanes} go on"));
+    }
+    if let Some(done_at) = preview["done_at"].as_str() {
+        let done_at: Option<Timestamp> = done_at.parse().ok();
+        let seconds = done_at.map_or(0, |at| (at.as_second() - now.as_second()).max(1));
+        line.push_str(&format!("; done in about {}; new events share the rate meanwhile", Span::secs(seconds as u64)));
+    }
     for one in preview["left_out"].as_array().into_iter().flatten() {
         line.push_str(&format!("; {} stay, {}", text(one, "count"), text(one, "why").replace('_', " ")));
+    }
+    if let Some(looked_at) = preview["looked_at"].as_u64() {
+        line.push_str(&format!("; {looked_at} were looked at, and of the others more may stay"));
     }
     line.push_str("; nothing was done");
     line
@@ -223,12 +335,18 @@ fn preview_line(preview: &Value, kind: JobKind) -> String {
 /// Shows the progress of a job until it ends: a bar on a terminal, else a line at
 /// every change.
 async fn watch(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["jobs", id])?;
+    watch_at(client, url).await
+}
+
+/// Shows the progress of the job at this URL until it ends.
+pub async fn watch_at(client: &mut Client, url: Url) -> anyhow::Result<()> {
     let style = ProgressStyle::with_template("{bar:40} {pos} of {len} {msg}").expect("the template is well formed");
     let bar = ProgressBar::new(0).with_style(style);
     let is_terminal = std::io::stderr().is_terminal();
     let mut last = String::new();
     loop {
-        let answer = client.get(client.tenant_url(&["jobs", id])?).await?;
+        let answer = client.get(url.clone()).await?;
         let job = output::parse(&answer)?;
         let line = progress_line(&job);
         if is_terminal {
@@ -240,7 +358,7 @@ async fn watch(client: &mut Client, id: &str) -> anyhow::Result<()> {
             eprintln!("{line}");
         }
         last = line;
-        if matches!(job["state"].as_str(), Some("finished" | "cancelled")) {
+        if matches!(job["state"].as_str(), Some("finished" | "cancelled" | "failed")) {
             bar.finish_and_clear();
             return output::record(client.format, &answer);
         }
@@ -249,6 +367,10 @@ async fn watch(client: &mut Client, id: &str) -> anyhow::Result<()> {
 }
 
 fn progress_line(job: &Value) -> String {
+    if let Some(stage) = job["purge"]["stage"].as_str() {
+        let (state, tenant) = (text(job, "state"), text(&job["purge"], "tenant"));
+        return format!("purge of {tenant} {state}: {} rows deleted, now at {stage}", text(job, "done"));
+    }
     let outcome = &job["outcome"];
     format!(
         "{} {}: {} done, {} delivered, {} dead again, {} waiting",
@@ -266,16 +388,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preview_says_what_stays_and_why() {
+    fn a_preview_says_what_goes_what_stays_and_when_it_is_done() {
+        let now: Timestamp = "2026-11-17T10:00:00Z".parse().unwrap();
         let preview = json!({
-            "matches": 1204, "is_exact": true,
+            "matches": 1204, "is_exact": true, "endpoints": [{"lanes": 30}, {"lanes": 7}],
+            "unblocks": {"waiting": 88, "lanes": 5}, "done_at": "2026-11-17T10:00:25Z", "looked_at": null,
             "left_out": [{"why": "expunged", "count": 12}, {"why": "endpoint_deleted", "count": 1}],
         });
         assert_eq!(
-            preview_line(&preview, JobKind::Replay),
-            "replay would take 1204 deliveries; 12 stay, expunged; 1 stay, endpoint deleted; nothing was done"
+            preview_line(&preview, JobKind::Replay, now),
+            "replay would take 1204 deliveries in 37 lanes; 88 that wait behind them in 5 lanes go on; \
+             done in about 25s; new events share the rate meanwhile; 12 stay, expunged; 1 stay, endpoint deleted; \
+             nothing was done"
         );
-        let many = json!({ "matches": 9000, "is_exact": false, "left_out": [] });
-        assert!(preview_line(&many, JobKind::Discard).starts_with("discard would take at least 9000 deliveries"));
+        let many = json!({ "matches": 9000, "is_exact": false, "left_out": [], "looked_at": 10000 });
+        let line = preview_line(&many, JobKind::Discard, now);
+        assert!(line.starts_with("discard would take at least 9000 deliveries; 10000 were looked at"), "{line}");
     }
 }

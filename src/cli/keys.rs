@@ -1,26 +1,36 @@
-//! `posthaste keys`: rotates the master key that secrets are sealed under.
+//! `posthaste keys`: replaces the master key that secrets are sealed under, and the admin
+//! token.
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use serde_json::json;
 
+use super::client::ClientArgs;
+use super::output::{self, OutputFormat};
 use crate::app::keys;
 use crate::config::{self, DirectoryPath, OptionalDatabase, OptionalFilePath, PartialSettings, Settings};
 
-/// What to do with the master key.
+/// What to do with the keys.
 #[derive(Debug, clap::Args)]
 pub struct KeysArgs {
+    #[command(flatten)]
+    access: ClientArgs,
     #[command(subcommand)]
     action: KeysAction,
 }
 
 #[derive(Debug, Subcommand)]
 enum KeysAction {
-    /// Make a new master key, and seal every secret anew under it.
+    /// Make a new master key, and encrypt every secret again under it.
     ///
-    /// The gateway must be stopped meanwhile; on a PostgreSQL, every node. The new key takes the place of the old one in its
-    /// file; with several nodes, copy that to each of them. Stopped or killed, the same command finishes what was begun.
+    /// A running gateway does it itself, while it accepts and delivers; on a PostgreSQL with several nodes, each of them
+    /// must find the new key in its own key file, and the command says so if one does not. Of a stopped gateway the command
+    /// replaces the key itself. The new key takes the place of the old one in its file. Stopped or killed, the same command
+    /// finishes what was begun.
     Rotate(KeyLocationArgs),
+    /// Make a new admin token on a running gateway; the old one is valid no more, on every node.
+    NewAdminToken(KeyLocationArgs),
 }
 
 /// Which installation it is.
@@ -43,23 +53,70 @@ struct KeyLocationArgs {
     master_key_file: Option<OptionalFilePath>,
 }
 
-/// Rotates the master key and prints the result.
+impl KeyLocationArgs {
+    fn settings(self) -> anyhow::Result<Settings> {
+        let given = PartialSettings {
+            data: self.data,
+            database_url: self.database_url,
+            database_url_file: self.database_url_file,
+            master_key_file: self.master_key_file,
+            ..PartialSettings::default()
+        };
+        Ok(Settings::resolve(given, config::read_file(self.config.as_deref())?))
+    }
+}
+
+/// Replaces a key and prints the result.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
-    let KeysAction::Rotate(location) = args.action;
-    let given = PartialSettings {
-        data: location.data,
-        database_url: location.database_url,
-        database_url_file: location.database_url_file,
-        master_key_file: location.master_key_file,
-        ..PartialSettings::default()
-    };
-    let settings = Settings::resolve(given, config::read_file(location.config.as_deref())?);
-    settings.check()?;
-    let rotated = keys::rotate(&settings).await?;
-    println!(
-        "Sealed {} secrets and settings anew. The new master key is in {}; the old one opens nothing any more.",
-        rotated.count,
-        rotated.file.display()
-    );
-    Ok(())
+    args.access.refuse_tenant("the keys are those of the whole gateway; leave it out")?;
+    match args.action {
+        KeysAction::Rotate(location) => rotate(&args.access, &location.settings()?).await,
+        KeysAction::NewAdminToken(location) => renew(&args.access, &location.settings()?).await,
+    }
+}
+
+async fn rotate(access: &ClientArgs, settings: &Settings) -> anyhow::Result<()> {
+    let is_asked = access.server.is_some();
+    if !is_asked {
+        settings.check()?;
+    }
+    if is_asked || keys::is_running(settings).await? {
+        let mut client = access.for_data_directory(&settings.data.0).client_of_default()?;
+        let body = client.post(client.url(&["master-key", "rotate"])?, None).await?;
+        let resealed = output::parse(&body)?["resealed"].as_u64().unwrap_or(0);
+        return match client.format {
+            OutputFormat::Json => output::print(&output::pretty(&body)),
+            OutputFormat::Table => output::print(&format!(
+                "The running gateway encrypted {resealed} secrets and settings under the new master key; the old one opens nothing any more."
+            )),
+        };
+    }
+    let rotated = keys::rotate(settings).await?;
+    match access.output {
+        OutputFormat::Json => output::print(&output::pretty(&json!({ "resealed": rotated.count }).to_string())),
+        OutputFormat::Table => output::print(&format!(
+            "Encrypted {} secrets and settings under the new master key, which is in {}; the old one opens nothing any more.",
+            rotated.count,
+            rotated.file.display()
+        )),
+    }
+}
+
+async fn renew(access: &ClientArgs, settings: &Settings) -> anyhow::Result<()> {
+    let mut client = access.for_data_directory(&settings.data.0).client_of_default()?;
+    let body = client.post(client.url(&["admin-token"])?, None).await?;
+    if client.format == OutputFormat::Json {
+        return output::print(&output::pretty(&body));
+    }
+    let renewed = output::parse(&body)?;
+    output::print(&format!("admin token: {}", output::text(&renewed, "token")))?;
+    output::print(
+        "It is shown this once, and kept in admin-token of the node that answered. The old one is valid no more.",
+    )?;
+    match renewed["unconfirmed_nodes"].as_u64() {
+        None | Some(0) => Ok(()),
+        Some(count) => output::print(&format!(
+            "{count} nodes did not confirm it; there the old one is valid for some seconds more."
+        )),
+    }
 }

@@ -12,25 +12,39 @@ pub mod serve;
 pub mod audit;
 pub mod cluster;
 pub mod context;
+pub mod dashboard;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoints;
 pub mod events;
 pub mod explain;
 pub mod find;
+pub mod portal_links;
 pub mod send;
+pub mod status;
 pub mod tenants;
 pub mod tokens;
 
+pub mod backup;
 pub mod bench;
+pub mod check_store;
 pub mod completions;
 pub mod config;
+pub mod demo;
+pub mod doctor;
+pub mod drill;
+pub mod egress;
+pub mod health;
 pub mod jobs;
 pub mod keys;
 pub mod listen;
+pub mod man;
 pub mod migrate_store;
 pub mod openapi;
+pub mod outbox;
 pub mod policy;
+pub mod restore;
+pub mod verify;
 
 mod advice;
 mod chosen_gateway;
@@ -41,6 +55,7 @@ mod failure;
 mod output;
 mod request;
 mod screen;
+mod store_location;
 mod table;
 mod wrap;
 
@@ -62,7 +77,7 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway.
     Serve(serve::ServeArgs),
-    /// Hand in an event.
+    /// Send an event.
     Send(send::SendArgs),
     /// Create, change, pause and inspect endpoints.
     Endpoints(endpoints::EndpointsArgs),
@@ -76,29 +91,57 @@ pub enum Command {
     Find(find::FindArgs),
     /// Look up dead letters; replay or discard one, or many.
     DeadLetters(dead_letters::DeadLettersArgs),
+    /// Show how the gateway is doing, and what needs attention.
+    Status(status::StatusArgs),
     /// Follow, pause and cancel what is done to many deliveries.
     Jobs(jobs::JobsArgs),
     /// Create, change and delete tenants.
     Tenants(tenants::TenantsArgs),
     /// Make, list and revoke tokens.
     Tokens(tokens::TokensArgs),
+    /// Sign in to the dashboard: prints a one-time link, and opens it where there is a browser.
+    Dashboard(dashboard::DashboardArgs),
+    /// Make and revoke links to a tenant's portal, and show who is signed in.
+    PortalLinks(portal_links::PortalLinksArgs),
     /// Show who changed what, when, and from where.
     Audit(audit::AuditArgs),
     /// Show the nodes that share a store, and their shards.
     Cluster(cluster::ClusterArgs),
-    /// Show and choose the gateway that commands speak to.
+    /// Examine an installation, running or stopped: each line is ok, a warning or a problem with the way out.
+    Doctor(doctor::DoctorArgs),
+    /// Ask a gateway whether it is well, for probes: the exit code tells.
+    Health(health::HealthArgs),
+    /// Show the addresses that deliveries come from, for receivers that allow-list.
+    Egress(egress::EgressArgs),
+    /// Show and choose the gateway that commands connect to.
     Context(context::ContextArgs),
+    /// Show it all on this machine: a gateway, receivers that misbehave, traffic, and what to look at.
+    Demo(demo::DemoArgs),
+    /// Let a receiver fail for a copy of an endpoint, and compare what the gateway does with what it should.
+    Drill(drill::DrillArgs),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
     Listen(listen::ListenArgs),
+    /// Say which checks a received request passes, in words.
+    Verify(verify::VerifyArgs),
     /// Preview retry policies.
     Policy(policy::PolicyArgs),
     /// Print the API's description as OpenAPI JSON.
     Openapi(openapi::OpenapiArgs),
     /// Print completions for a shell.
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages into a folder.
+    Man(man::ManArgs),
+    /// Install, relay and inspect the outbox in a producer's PostgreSQL.
+    Outbox(outbox::OutboxArgs),
+    /// Back up the embedded store, while the gateway runs or of a stopped one.
+    Backup(backup::BackupArgs),
+    /// Put a backup in the place of a stopped gateway's store.
+    Restore(restore::RestoreArgs),
+    /// Check a store whole: pages, indexes, checksums and what belongs together.
+    CheckStore(check_store::CheckStoreArgs),
     /// Move an embedded installation to a PostgreSQL.
     MigrateStore(migrate_store::MigrateStoreArgs),
-    /// Replace the master key that secrets are sealed under.
+    /// Replace the master key that secrets are sealed under, or the admin token.
     Keys(keys::KeysArgs),
     /// Show the settings of a gateway, with where each came from.
     Config(config::ConfigArgs),
@@ -110,8 +153,8 @@ impl Command {
     /// Whether a variable of the environment can change what the command does.
     fn reads_environment(&self) -> bool {
         match self {
-            Self::Openapi(_) | Self::Completions(_) => false,
-            Self::Config(args) => !args.reference,
+            Self::Openapi(_) | Self::Completions(_) | Self::Man(_) => false,
+            Self::Config(args) => !args.reference && !args.example,
             _ => true,
         }
     }
@@ -119,7 +162,7 @@ impl Command {
 
 /// Runs the command of the command line; returns the exit code.
 pub fn run() -> ExitCode {
-    let args = command_first(std::env::args_os().collect());
+    let args = join_outboxes(command_first(std::env::args_os().collect()));
     let is_json = failure::is_json_wanted(&args);
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -151,16 +194,30 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(args).await,
         Command::Find(args) => find::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
+        Command::Status(args) => status::run(args).await,
         Command::Jobs(args) => jobs::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
         Command::Tokens(args) => tokens::run(args).await,
+        Command::Dashboard(args) => dashboard::run(args).await,
+        Command::PortalLinks(args) => portal_links::run(args).await,
         Command::Audit(args) => audit::run(args).await,
         Command::Cluster(args) => cluster::run(args).await,
+        Command::Doctor(args) => doctor::run(args).await,
+        Command::Health(args) => health::run(args).await,
+        Command::Egress(args) => egress::run(args).await,
         Command::Context(args) => context::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
+        Command::Drill(args) => drill::run(args).await,
         Command::Listen(args) => listen::run(args).await,
+        Command::Verify(args) => verify::run(args).await,
         Command::Policy(args) => policy::run(args).await,
         Command::Openapi(args) => openapi::run(args).await,
         Command::Completions(args) => completions::run(args).await,
+        Command::Man(args) => man::run(args).await,
+        Command::Outbox(args) => outbox::run(args).await,
+        Command::Backup(args) => backup::run(args).await,
+        Command::Restore(args) => restore::run(args).await,
+        Command::CheckStore(args) => check_store::run(args).await,
         Command::MigrateStore(args) => migrate_store::run(args).await,
         Command::Keys(args) => keys::run(args).await,
         Command::Config(args) => config::run(args).await,
@@ -169,7 +226,7 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
 }
 
 /// Moves the options of [`ClientArgs`] that stand before the command behind it, where
-/// only the commands that speak to a gateway take them. Options without a command are
+/// only the commands that connect to a gateway take them. Options without a command are
 /// left out, so that the help is shown.
 fn command_first(mut args: Vec<OsString>) -> Vec<OsString> {
     let options = ClientArgs::augment_args(clap::Command::new("options"));
@@ -186,6 +243,33 @@ fn command_first(mut args: Vec<OsString>) -> Vec<OsString> {
         args[1..=at].rotate_right(1);
     }
     args
+}
+
+/// Joins the values of a repeated `--outbox` into one, with blanks between them, as
+/// the environment and the settings file have them.
+fn join_outboxes(args: Vec<OsString>) -> Vec<OsString> {
+    let (mut kept, mut values, mut place) = (Vec::with_capacity(args.len()), Vec::new(), None);
+    let mut args = args.into_iter();
+    while let Some(arg) = args.next() {
+        let value = match arg.to_str().and_then(|arg| arg.strip_prefix("--outbox")) {
+            Some("") => args.next(),
+            Some(rest) => rest.strip_prefix('=').map(OsString::from),
+            None => None,
+        };
+        match value {
+            Some(value) => {
+                place.get_or_insert(kept.len());
+                values.push(value);
+            }
+            None => kept.push(arg),
+        }
+    }
+    if let Some(place) = place {
+        let mut joined = OsString::from("--outbox=");
+        joined.push(values.join(&OsString::from(" ")));
+        kept.insert(place, joined);
+    }
+    kept
 }
 
 /// Returns how many words an option takes up, if the word is that option: two where the
@@ -244,6 +328,19 @@ mod tests {
         for line in ["posthaste --tenant acme serve", "posthaste --tenants acme endpoints list"] {
             assert!(parsed(line).unwrap_err().to_string().contains("unexpected argument '--tenant"), "{line}");
         }
+    }
+
+    #[test]
+    fn an_outbox_may_be_named_several_times() {
+        let joined = |line: &str| {
+            let joined = join_outboxes(line.split(' ').map(OsString::from).collect());
+            joined.into_iter().map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            joined("posthaste serve --outbox a --log info --outbox=b --outbox-file f"),
+            ["posthaste", "serve", "--outbox=a b", "--log", "info", "--outbox-file", "f"]
+        );
+        assert_eq!(joined("posthaste outbox status"), ["posthaste", "outbox", "status"]);
     }
 
     #[test]

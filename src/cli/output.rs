@@ -30,11 +30,18 @@ pub enum OutputFormat {
 /// A column of a list: its title, and the function that renders its cell of a row.
 pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
 
-/// Prints a page of a list, and how to get the next one.
+/// Prints a page of a list, how far back it looked where it says so, and how to
+/// get the next one.
 pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => print(&pretty(body)),
-        OutputFormat::Table => print(&page(body, what, columns, SystemClock.now(), Screen::of_stdout())?),
+        OutputFormat::Table => {
+            print(&page(body, what, columns, SystemClock.now(), Screen::of_stdout())?)?;
+            match parse(body)?["looked_back_to"].as_str() {
+                Some(at) => done(format, &format!("looked back to {}; the next page goes on there", clean(at))),
+                None => Ok(()),
+            }
+        }
     }
 }
 
@@ -205,11 +212,11 @@ fn time_cell(value: &Value, now: Timestamp) -> String {
 /// Renders a time to the second, and how far away it is.
 pub fn moment(at: Timestamp, now: Timestamp) -> String {
     let whole = Timestamp::from_second(at.as_second()).unwrap_or(at);
-    format!("{whole} ({})", away(at, now))
+    format!("{whole} ({})", relative_time(at, now))
 }
 
 /// Renders how far away a time is: `in 4m 12s`, `3s ago`, `now`.
-pub fn away(at: Timestamp, now: Timestamp) -> String {
+pub fn relative_time(at: Timestamp, now: Timestamp) -> String {
     let millis = at.as_millisecond() - now.as_millisecond();
     let length = length(rounded(millis.unsigned_abs()));
     match millis {
@@ -231,7 +238,7 @@ fn rounded(millis: u64) -> u64 {
 }
 
 /// Renders seconds in their two largest units that are not zero.
-fn length(seconds: u64) -> String {
+pub fn length(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     let units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")];
     let first = units.iter().position(|(n, _)| *n > 0).unwrap_or(3);
@@ -355,13 +362,13 @@ mod tests {
         let cases =
             [(1, "in 1s"), (60, "in 1m"), (3_661, "in 1h 1m"), (3_605, "in 1h"), (86_400 * 3 + 7_200, "in 3d 2h")];
         for (seconds, expected) in cases {
-            assert_eq!(away(at(seconds), at(0)), expected);
+            assert_eq!(relative_time(at(seconds), at(0)), expected);
         }
-        assert_eq!(away(at(-90), at(0)), "1m 30s ago");
+        assert_eq!(relative_time(at(-90), at(0)), "1m 30s ago");
         let late = Timestamp::from_millisecond(1_700_000_000_040).unwrap();
-        assert_eq!(away(at(30 * 86_400), late), "in 30d", "a moment after it was 30 days away");
-        assert_eq!(away(at(86_400), late), "in 1d");
-        assert_eq!(away(at(3_600), late), "in 1h");
+        assert_eq!(relative_time(at(30 * 86_400), late), "in 30d", "a moment after it was 30 days away");
+        assert_eq!(relative_time(at(86_400), late), "in 1d");
+        assert_eq!(relative_time(at(3_600), late), "in 1h");
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub struct PageArgs {
     /// At most so many, 1 to 500.
     #[arg(long, value_name = "N")]
     limit: Option<u32>,
-    /// Where the page before ended, as it told.
+    /// The `next` of the page before.
     #[arg(long)]
     cursor: Option<String>,
 }

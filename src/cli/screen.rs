@@ -11,7 +11,7 @@ use crate::model::health::BreakerState;
 use crate::model::named_enum::NamedEnum;
 use crate::model::verdict::Verdict;
 
-/// Width of a terminal that does not tell its own.
+/// Width of a terminal that does not report its own.
 const USUAL_WIDTH: usize = 80;
 
 /// Narrowest width that output is laid out for.

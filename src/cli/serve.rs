@@ -1,4 +1,4 @@
-//! `posthaste serve`: runs the gateway until it is told to stop.
+//! `posthaste serve`: runs the gateway until it is asked to stop.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 use super::chosen_gateway::AddressFile;
-use super::contexts_file::remember_gateway;
+use super::contexts_file::{LocalGateway, remember_gateway};
 use super::screen::Screen;
 use crate::app::{App, StartOptions};
 use crate::config::{self, PartialSettings, Settings};
@@ -62,7 +62,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         stop.notify_one();
     };
-    let _address = AddressFile::write(&settings.data.0, app.address);
+    let _address = AddressFile::write(&settings.data.0, &served_at(&app, &settings));
     print_banner(&app, &settings);
 
     if !is_stopped {
@@ -76,6 +76,12 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => anyhow::bail!("stopped at once by a second signal; what was in flight is made again at the next start"),
         _ = interrupt.recv() => anyhow::bail!("stopped at once by a second signal; what was in flight is made again at the next start"),
     }
+}
+
+/// Returns where commands on this machine reach the gateway.
+fn served_at(app: &App, settings: &Settings) -> LocalGateway {
+    let certificate = settings.tls_files().map(|(certificate, _)| certificate.to_owned());
+    LocalGateway { address: app.address, certificate }
 }
 
 /// Prints the address, new secrets and where they are. A failed write is ignored,
@@ -97,7 +103,8 @@ fn print_banner(app: &App, settings: &Settings) {
     }
     text += &context_notice(app, settings);
     let version = env!("CARGO_PKG_VERSION");
-    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.store_description);
+    let scheme = if settings.tls_files().is_some() { "https" } else { "http" };
+    text += &format!("Posthaste {version} serves {scheme}://{} from {}\n", app.address, app.store_description);
     let _ = std::io::stdout().write_all(Screen::of_stdout().fit(&text).as_bytes());
     info!(address = %app.address, store = %app.store_description, "serving");
 }
@@ -108,7 +115,7 @@ fn context_notice(app: &App, settings: &Settings) -> String {
     if !std::io::stdout().is_terminal() {
         return String::new();
     }
-    match remember_gateway(app.address, &settings.data.0) {
+    match remember_gateway(&served_at(app, settings), &settings.data.0) {
         Ok(None) => String::new(),
         Ok(Some(name)) => format!("Commands find it from any folder, as context {name} (posthaste context).\n"),
         Err(problem) => format!("Commands find it from this folder alone: {problem:#}\n"),

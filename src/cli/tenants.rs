@@ -1,4 +1,4 @@
-//! `posthaste tenants`: lists, creates, changes and deletes tenants.
+//! `posthaste tenants`: lists, creates, changes, deletes and purges tenants.
 
 use clap::Subcommand;
 use http::Method;
@@ -7,9 +7,11 @@ use super::advice;
 use super::client::{Client, ClientArgs};
 use super::confirm::{ConfirmArgs, cancelled, counted};
 use super::failure::{CommandFailure, ExitReason};
+use super::jobs::watch_at;
 use super::output::{self, Column};
 use super::request::{JsonBody, json, rate};
 use crate::model::id::TenantId;
+use crate::model::span::Span;
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
@@ -52,6 +54,16 @@ enum TenantsAction {
         #[command(flatten)]
         confirm: ConfirmArgs,
     },
+    /// Delete everything that is stored of one, for good; it may have been deleted before.
+    Purge {
+        /// The tenant's id.
+        id: String,
+        /// Do not wait for the end.
+        #[arg(long)]
+        no_wait: bool,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
 }
 
 /// What is decided about a tenant, as far as it was given.
@@ -75,6 +87,24 @@ struct TenantSettingsArgs {
     /// What its new endpoints get where they say nothing, such as '{"retry":{"preset":"hourly"},"status_rules":{"preset":"strict"}}'.
     #[arg(long, value_name = "JSON", value_parser = json)]
     defaults: Option<String>,
+    /// How long its delivered and cancelled deliveries are kept, such as 7d; none for as long as those of all others.
+    #[arg(long, value_name = "DURATION", value_parser = own_retention)]
+    retention: Option<String>,
+    /// How long its dead letters are kept, such as 30d; none for as long as those of all others.
+    #[arg(long, value_name = "DURATION", value_parser = own_retention)]
+    dead_letter_retention: Option<String>,
+}
+
+/// Reads a duration as JSON; none is null.
+fn own_retention(text: &str) -> Result<String, String> {
+    match text {
+        "none" => Ok("null".to_owned()),
+        text => {
+            let span: Span =
+                text.parse().map_err(|problem| format!("{problem}, or none for as long as those of all others"))?;
+            Ok(format!("\"{span}\""))
+        }
+    }
 }
 
 impl TenantSettingsArgs {
@@ -86,6 +116,8 @@ impl TenantSettingsArgs {
             .raw("ingest", self.ingest.as_deref().map(str::as_bytes))
             .raw("limits", self.limits.as_deref().map(str::as_bytes))
             .raw("defaults", self.defaults.as_deref().map(str::as_bytes))
+            .raw("retention", self.retention.as_deref().map(str::as_bytes))
+            .raw("dead_letter_retention", self.dead_letter_retention.as_deref().map(str::as_bytes))
     }
 
     /// Returns the settings for a new tenant: null means the default there, which a new
@@ -141,13 +173,14 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
             anyhow::ensure!(
                 !body.is_empty(),
                 CommandFailure::usage(
-                    "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
+                    "nothing to change; give --name, --weight, --rate, --ingest, --limits, --defaults, --retention or --dead-letter-retention"
                 )
             );
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }
         TenantsAction::Delete { id, confirm } => delete(&mut client, &id, &confirm).await,
+        TenantsAction::Purge { id, no_wait, confirm } => purge(&mut client, &id, no_wait, &confirm).await,
     }
 }
 
@@ -163,6 +196,30 @@ async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow:
     let (with, waiting) = content(&client.get(url.clone()).await?)?;
     client.call(Method::DELETE, url, None).await?;
     output::deleted(client.format, id, waiting, &format!("deleted {id} {with}, and cancelled {}", cancelled(waiting)))
+}
+
+async fn purge(client: &mut Client, id: &str, no_wait: bool, confirm: &ConfirmArgs) -> anyhow::Result<()> {
+    let url = client.url(&["tenants", id])?;
+    if !matches!(id, TenantId::DEFAULT | TenantId::SYSTEM) {
+        let what = match client.find(url).await? {
+            Some(tenant) => {
+                let (with, waiting) = content(&tenant)?;
+                format!("this deletes tenant {id} {with}, cancels {}, and deletes", cancelled(waiting))
+            }
+            None => format!("this deletes what is left of the deleted tenant {id}:"),
+        };
+        confirm.ask(&format!(
+            "{what} all its events, deliveries, answers, figures and audit entries; nothing of it can be restored but from a backup"
+        ))?;
+    }
+    let url = client.url(&["tenants", id, "purge"])?;
+    let started = client.post(url, None).await?;
+    let job = output::text(&output::parse(&started)?, "id");
+    if no_wait {
+        return output::record(client.format, &started);
+    }
+    let url = client.url(&["tenants", TenantId::SYSTEM, "jobs", &job])?;
+    watch_at(client, url).await
 }
 
 /// Says what a tenant has, and how many of its deliveries wait, if that is known.

@@ -27,7 +27,7 @@ enum TokensAction {
         /// Make one of the gateway's own instead; it needs a name.
         #[arg(long, requires = "name")]
         gateway: bool,
-        /// What it may do: publish, manage or read, with commas between them; with --gateway one of admin, admin_read and tenants.
+        /// What it may do: publish, manage, read or portal, with commas between them; with --gateway one of admin, admin_read and tenants.
         #[arg(long, value_name = "RIGHT[,RIGHT]", required = true, value_delimiter = ',')]
         rights: Vec<String>,
         /// When it stops being good: 2026-11-15T08:00:00Z, or 30d for thirty days from now.
@@ -96,7 +96,7 @@ fn check_rights(is_of_gateway: bool, rights: &[String]) -> anyhow::Result<()> {
             "{right} is a right in a tenant; leave out --gateway, or use admin, admin_read or tenants"
         ))),
         Some(right) => bail!(CommandFailure::usage(format!(
-            "{right} is a right of the gateway's own tokens; add --gateway and --name, or use publish, manage and read"
+            "{right} is a right of the gateway's own tokens; add --gateway and --name, or use publish, manage, read and portal"
         ))),
         None => Ok(()),
     }

@@ -7,7 +7,7 @@ use anyhow::bail;
 use super::reference;
 
 /// Variables that are no settings: the command line reads them.
-const OF_THE_COMMAND_LINE: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "SECRET"];
+const OF_THE_COMMAND_LINE: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "SECRET", "CA"];
 
 /// Beginning of all variables of posthaste.
 const PREFIX: &str = "POSTHASTE_";

@@ -8,11 +8,18 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
+use super::collector_url::OptionalCollector;
+use super::dashboard_place::DashboardPlace;
+use super::outbox_list::OutboxList;
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{DnsResolver, ProxyUrl, read_network};
+use crate::model::logged_attempts::LoggedAttempts;
 use crate::model::mail::MailServer;
 use crate::model::named_enum::NamedEnum;
+use crate::model::page_address::FrameOrigin;
+use crate::model::source_address::SourceAddresses;
 use crate::model::span::Span;
+use crate::model::trace::TraceSampling;
 
 /// An IP address and port to listen on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +108,10 @@ pub struct Mailbox(pub lettre::message::Mailbox);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkList(pub Vec<IpNet>);
 
+/// Origins, written with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OriginList(pub Vec<FrameOrigin>);
+
 /// A list of ports, separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortList(pub Vec<u16>);
@@ -127,7 +138,8 @@ pub struct Count(pub usize);
 pub struct LogFilter(pub String);
 
 /// Parts of the program that a log filter can name.
-const PARTS: &[&str] = &["api", "app", "cli", "clock", "config", "lifecycle", "metrics", "model", "store", "telemetry"];
+const PARTS: &[&str] =
+    &["api", "app", "cli", "clock", "config", "dashboard", "lifecycle", "metrics", "model", "store", "telemetry"];
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
@@ -249,6 +261,21 @@ impl FromStr for NetworkList {
 impl fmt::Display for NetworkList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for OriginList {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for OriginList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<&str> = self.0.iter().map(FrameOrigin::as_str).collect();
         f.write_str(&parts.join(","))
     }
 }
@@ -425,18 +452,25 @@ deserialize_from_text!(
     ListenAddress,
     OptionalListenAddress,
     OptionalDatabase,
+    OutboxList,
     DirectoryPath,
     OptionalFilePath,
     OptionalMailServer,
     Mailbox,
     NetworkList,
+    OriginList,
     PortList,
     YesNo,
     DnsResolver,
+    SourceAddresses,
     OptionalProxy,
     OptionalPublicUrl,
     OptionalRetention,
     Count,
+    DashboardPlace,
     LogFormat,
-    LogFilter
+    LogFilter,
+    LoggedAttempts,
+    OptionalCollector,
+    TraceSampling
 );

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -17,9 +17,11 @@ use super::intake::{Overload, RateLimited};
 use super::storage_admission::{self, StorageRefusal};
 use crate::metrics::Metrics;
 use crate::model::delivery::after;
+use crate::model::endpoint::Endpoint;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
+use crate::model::trace_context::TraceContext;
 use crate::store::{AcceptResult, BatchMode, Error, EventContent, MissingResource, RoutedEvent};
 
 /// Most deliveries of one event.
@@ -44,6 +46,8 @@ pub struct Submission {
     pub expires_at: Option<Timestamp>,
     /// Endpoints the event is addressed to; without any, all that match.
     pub endpoints: Option<Vec<EndpointId>>,
+    /// Trace that the event belongs to.
+    pub trace: Option<TraceContext>,
     /// Data of the event, byte for byte as it came.
     pub data: Bytes,
 }
@@ -59,6 +63,7 @@ impl Submission {
             schema_version: None,
             expires_at: None,
             endpoints: None,
+            trace: None,
             data,
         }
     }
@@ -219,15 +224,20 @@ pub async fn accept_over(
     }
     let _incoming = storage_admission::take(gateway, &settings, &events)?;
     let submitted: Vec<Arc<Event>> = events.iter().map(|routed| routed.event.clone()).collect();
-    let results = write(gateway, events, mode).await.map_err(|problem| store_refusal(gateway, problem))?;
-    gateway.metrics.accept_took(began.elapsed());
+    let (results, targets) = write(gateway, events, mode).await.map_err(|problem| store_refusal(gateway, problem))?;
+    let is_self_test = submitted.first().is_some_and(|event| event.is_self_test());
     let is_undone = mode == BatchMode::All && results.iter().any(|one| matches!(one, AcceptResult::Conflict { .. }));
-    if !is_undone {
+    if !is_self_test {
+        gateway.metrics.accept_took(began.elapsed());
+    }
+    if !is_undone && !is_self_test {
         count(&gateway.metrics, &submitted, &results);
+        trace(gateway, &submitted, &results, began.elapsed());
     }
     let rivals = conflicts_in_batch(&outcomes, &submitted, &results);
     let mut written = submitted.iter().zip(results).enumerate().map(|(n, (event, result))| {
-        outcome(gateway, event, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
+        let targets = (!is_undone).then(|| targets.of(n));
+        outcome(gateway, event, targets, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
     });
     Ok(outcomes
         .into_iter()
@@ -256,20 +266,62 @@ async fn pace_accept(gateway: &Gateway, tenant: &TenantId) -> Result<(), AcceptR
 const MATCHES_MAX: usize = 10;
 
 /// Makes events durable. Matches them again, a few times, while the store
-/// knows of other endpoints than they were matched with.
-async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>, Error> {
+/// knows of other endpoints than they were matched with. Returns also the
+/// endpoints that get each of them.
+async fn write(
+    gateway: &Gateway,
+    events: Vec<RoutedEvent>,
+    mode: BatchMode,
+) -> Result<(Vec<AcceptResult>, TargetIds), Error> {
     let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
+    let mut targets = TargetIds::of_events(&events);
     let mut written = gateway.store.accept(events, mode).await;
     for _ in 1..MATCHES_MAX {
         if !matches!(written, Err(Error::Outdated)) {
             break;
         }
-        let matched = unmatched
-            .iter()
-            .map(|routed| Ok(RoutedEvent { targets: gateway.store.matching(&routed.event)?, ..routed.clone() }));
-        written = gateway.store.accept(matched.collect::<Result<_, Error>>()?, mode).await;
+        let matched = unmatched.iter().map(|routed| {
+            let mut routed = RoutedEvent { targets: gateway.store.matching(&routed.event)?, ..routed.clone() };
+            if is_any_thin(&routed.targets) {
+                Arc::make_mut(&mut routed.event).link_base = gateway.links.base().map(str::to_owned);
+            }
+            Ok(routed)
+        });
+        let matched = matched.collect::<Result<Vec<RoutedEvent>, Error>>()?;
+        targets = TargetIds::of_events(&matched);
+        written = gateway.store.accept(matched, mode).await;
     }
-    written
+    written.map(|results| (results, targets))
+}
+
+/// The endpoints that get each event of a batch.
+struct TargetIds {
+    ids: Vec<EndpointId>,
+    /// Where the endpoints of each event end.
+    ends: Vec<usize>,
+}
+
+impl TargetIds {
+    fn of_events(events: &[RoutedEvent]) -> Self {
+        let mut targets = Self { ids: Vec::with_capacity(events.len()), ends: Vec::with_capacity(events.len()) };
+        for routed in events {
+            targets.ids.extend(routed.targets.iter().map(|endpoint| endpoint.id));
+            targets.ends.push(targets.ids.len());
+        }
+        targets
+    }
+
+    /// Returns the endpoints of the event at this position.
+    fn of(&self, position: usize) -> &[EndpointId] {
+        let from = position.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.ids[from..self.ends[position]]
+    }
+}
+
+/// Whether a delivery to one of these endpoints may be thin. The URL that its link
+/// begins with is fixed with the event then.
+fn is_any_thin(targets: &[Arc<Endpoint>]) -> bool {
+    targets.iter().any(|endpoint| endpoint.settings.may_be_thin())
 }
 
 fn count(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
@@ -279,6 +331,17 @@ fn count(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
             AcceptResult::Duplicate { .. } => metrics.duplicate(),
             // A conflict is counted with the refused requests.
             AcceptResult::Conflict { .. } => {}
+        }
+    }
+}
+
+/// Makes the spans of new events, if traces are exported.
+fn trace(gateway: &Gateway, events: &[Arc<Event>], results: &[AcceptResult], took: Duration) {
+    let Some(tracer) = gateway.notifier.tracer() else { return };
+    let offset = gateway.clock.wall_offset();
+    for (event, result) in events.iter().zip(results) {
+        if let AcceptResult::New { deliveries, .. } = result {
+            tracer.accepted(event, offset.wall(event.accepted_at), took, *deliveries);
         }
     }
 }
@@ -316,7 +379,7 @@ fn prepare(
     deliveries: &mut usize,
 ) -> Result<RoutedEvent, AcceptRefusal> {
     let fingerprint = submission.id.is_some().then(|| fingerprint(&submission));
-    let event = Arc::new(Event {
+    let mut event = Event {
         id: submission.id.unwrap_or_else(|| EventId::mint(now, rand::random())),
         tenant: tenant.clone(),
         event_type: submission.event_type,
@@ -325,9 +388,11 @@ fn prepare(
         schema_version: submission.schema_version,
         expires_at: submission.expires_at,
         endpoints: submission.endpoints,
+        link_base: None,
+        trace: submission.trace,
         accepted_at: now,
         data: submission.data,
-    });
+    };
     let targets = gateway.store.matching(&event).map_err(|problem| match problem {
         Error::UnknownEndpoint(id) => AcceptRefusal::UnknownEndpoint(id),
         other => AcceptRefusal::Store(other),
@@ -337,7 +402,10 @@ fn prepare(
         return Err(AcceptRefusal::Fanout(targets.len().max(*deliveries)));
     }
     let expires_at = event.expires_at.map(|at| gateway.clock.wall_offset().engine(at));
-    Ok(RoutedEvent { event, fingerprint, targets, due_at: None, expires_at })
+    if is_any_thin(&targets) {
+        event.link_base = gateway.links.base().map(str::to_owned);
+    }
+    Ok(RoutedEvent { event: Arc::new(event), fingerprint, targets, due_at: None, expires_at })
 }
 
 /// Returns the wall time of acceptance where it differs from the engine time
@@ -354,12 +422,17 @@ fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// Returns the outcome of an event that was written, and starts its deliveries
-/// if it is new.
-fn outcome(gateway: &Gateway, event: &Event, result: AcceptResult) -> AcceptOutcome {
+/// if it is new. Without targets, nothing was written after all.
+fn outcome(gateway: &Gateway, event: &Event, targets: Option<&[EndpointId]>, result: AcceptResult) -> AcceptOutcome {
     let offset = gateway.clock.wall_offset();
     match result {
         AcceptResult::New { deliveries, claims } => {
-            gateway.dispatcher.admit(claims);
+            // Of a batch that was undone there is nothing to start or to count.
+            match targets {
+                Some(_) if event.is_self_test() => gateway.dispatcher.admit(claims),
+                Some(targets) => gateway.dispatcher.admit_new(event, targets, claims),
+                None => {}
+            }
             if let Some(at) = event.expires_at {
                 gateway.expiry.schedule_check(just_after(offset.engine(at)));
             }

@@ -33,6 +33,7 @@ pub async fn change_delivery(
     gateway.notifier.operational_events_written(&changed.operational_events);
     if change == DeliveryChange::Cancel {
         gateway.metrics.cancelled(1);
+        gateway.dispatcher.count_cancelled(tenant, changed.endpoint, 1);
     }
     if change == DeliveryChange::Replay {
         // Its time limit starts again, and may be short.

@@ -1,4 +1,4 @@
-//! Applies what the store tells of other nodes, and answers their questions.
+//! Applies what the store reports about other nodes, and answers their questions.
 //!
 //! Each event is applied before the next. Nothing here waits: what takes long,
 //! such as an open request in a shard that goes to another node, is waited for
@@ -75,6 +75,10 @@ pub fn apply_event(gateway: &Gateway, event: ClusterEvent) {
     }
 }
 
+fn confirmation(is_done: bool) -> NodeAnswer {
+    if is_done { NodeAnswer::Done } else { NodeAnswer::Unknown }
+}
+
 /// Answers a question from memory. If the endpoint has another owner by now,
 /// that owner has read it from the store since.
 fn answer_to(gateway: &Gateway, question: NodeQuestion) -> NodeAnswer {
@@ -93,9 +97,16 @@ fn answer_to(gateway: &Gateway, question: NodeQuestion) -> NodeAnswer {
             let shards = gateway.dispatcher.lag_by_shard();
             NodeAnswer::Lag { shards: shards.into_iter().map(|(shard, lag)| (shard.0, lag)).collect() }
         }
-        NodeQuestion::Felt { about } => {
+        NodeQuestion::HoldKey { check } => confirmation(gateway.store.holds_key(&check)),
+        NodeQuestion::DropOldKey { check } => confirmation(gateway.store.drop_old_key(&check)),
+        NodeQuestion::AdminToken { hash } => {
+            let hash = hex::decode(hash).ok().and_then(|hash| hash.try_into().ok());
+            confirmation(hash.map(|hash| gateway.admin.replace(hash)).is_some())
+        }
+        NodeQuestion::Egress => NodeAnswer::Egress { networks: gateway.called_from.clone() },
+        NodeQuestion::LiveStatus { about } => {
             let ours = about.iter().filter(|about| gateway.store.lease(&about.tenant, about.endpoint).is_held());
-            NodeAnswer::Felt { felt: ours.map(|about| local_status(gateway, about)).collect() }
+            NodeAnswer::LiveStatus { statuses: ours.map(|about| local_status(gateway, about)).collect() }
         }
     }
 }

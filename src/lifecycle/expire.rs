@@ -16,7 +16,8 @@ use super::Gateway;
 use super::deliver::attempt::log_expired;
 use super::expiry_schedule::just_after;
 use crate::model::delivery::after;
-use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::endpoint::Endpoint;
+use crate::model::figures::CountedEnd;
 use crate::model::rate::roughly;
 use crate::store::{ClaimOutcome, Error, OverdueDelivery, Result, Settlement, UntriedQuery};
 
@@ -138,6 +139,10 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
     if let Some(by) = expired_by.filter(|_| !settled.is_void) {
         log_expired(overdue.id, endpoint.id, &endpoint.tenant, by);
         gateway.notifier.settled(&settlement, now, &settled);
+        if let Some(cause) = settled.died {
+            let is_in_slo = overdue.progress.attempts_before == 0;
+            gateway.dispatcher.count_end(&endpoint.tenant, endpoint.id, &CountedEnd::Dead { cause, is_in_slo });
+        }
         gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.freed);
     }
@@ -153,9 +158,7 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now:
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
     match progress.end(&limits) {
         Some(end) if now > end.at => ClaimOutcome::Expired { by: end.by, progress },
-        Some(end) if endpoint.status.state == EndpointState::Active => {
-            ClaimOutcome::RecheckExpiry { at: just_after(end.at), progress }
-        }
+        Some(end) if endpoint.is_aging() => ClaimOutcome::RecheckExpiry { at: just_after(end.at), progress },
         // While the delivery is held, its end moves with the time.
         Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD_RECHECK)), progress },
         None => ClaimOutcome::RecheckExpiry { at: after(now, HELD_RECHECK), progress },

@@ -53,12 +53,7 @@ impl ExpirySchedule {
         expires_at: Option<Timestamp>,
         now: Timestamp,
     ) -> DeliveryTimeLimits<'a> {
-        DeliveryTimeLimits {
-            policy: &endpoint.policy,
-            held: endpoint.status.held(now),
-            hold_max: self.hold_max,
-            expires_at,
-        }
+        DeliveryTimeLimits { policy: &endpoint.policy, held: endpoint.held(now), hold_max: self.hold_max, expires_at }
     }
 
     /// Marks the task as checking.

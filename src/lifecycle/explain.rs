@@ -1,4 +1,4 @@
-//! Explain: gathers what is known of a delivery, and tells it.
+//! Gathers all that is known about a delivery, and explains its state.
 
 use std::sync::Arc;
 

@@ -12,7 +12,6 @@
 //! its request held.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,6 +19,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::model::id::{DeliveryId, TenantId};
+use crate::model::id_map::IdMap;
 use crate::model::rate::{Gcra, Rate};
 use crate::model::span::words;
 
@@ -41,11 +41,11 @@ pub struct Intake {
     fetches: Mutex<RateStates<DeliveryId>>,
     calls: Mutex<RateStates<TenantId>>,
     /// Deliveries and bytes of limited tenants that are not committed yet.
-    incoming: Mutex<HashMap<TenantId, (u64, u64)>>,
+    incoming: Mutex<IdMap<TenantId, (u64, u64)>>,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// Bytes of unfinished bodies, per tenant.
-    slow_bodies: Mutex<HashMap<TenantId, usize>>,
+    slow_bodies: Mutex<IdMap<TenantId, usize>>,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
@@ -53,7 +53,7 @@ pub struct Intake {
 /// Rate states of recent callers, by tenant or by delivery.
 #[derive(Debug)]
 struct RateStates<K> {
-    by_key: HashMap<K, Gcra>,
+    by_key: IdMap<K, Gcra>,
     /// Number of states at which idle ones are removed.
     full_at: usize,
 }
@@ -180,7 +180,7 @@ impl Intake {
         IntakePermit { intake: self, tenant, bytes: 0, slow_bytes: 0, is_waiting: false }
     }
 
-    fn slow_bodies(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
+    fn slow_bodies(&self) -> MutexGuard<'_, IdMap<TenantId, usize>> {
         self.slow_bodies.lock()
     }
 
@@ -200,7 +200,7 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
 
 impl<K> Default for RateStates<K> {
     fn default() -> Self {
-        Self { by_key: HashMap::new(), full_at: IDLE_RATES_KEPT }
+        Self { by_key: IdMap::default(), full_at: IDLE_RATES_KEPT }
     }
 }
 

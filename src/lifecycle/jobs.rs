@@ -6,35 +6,35 @@
 //! are released when some have ended. So a million dead letters are never due at
 //! once, and new events go first.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tracing::{debug, info, warn};
 
-use super::Gateway;
+use self::backfill::EventPicker;
+use self::candidates::{LOOK, candidates_of};
+use self::pace::{BUSY_REST, PartPace};
+use self::pick::{PartPicker, PickedDeliveries};
+use super::{Gateway, purge};
 use crate::model::dead_letter_group::{GroupBy, GroupField, GroupFilter};
 use crate::model::delivery::{DeliveryState, after};
-use crate::model::endpoint::Endpoint;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
-use crate::model::job::{Job, JobCandidate, JobDecision, JobFilter, JobKind, JobPart, JobSpec, LeftOut};
+use crate::model::job::{Job, JobFilter, JobKind, JobPart, JobSpec};
 use crate::model::rate::roughly;
 use crate::store::plan::change::ChangeCondition;
-use crate::store::{CandidatePage, Error, JobAdvanced, JobStep, Result, WaitingInJob};
+use crate::store::{Error, FollowedDeliveries, JobAdvanced, JobStep, Result, WaitingInJob};
 
-/// Rest between looks while a job runs here.
-const BUSY_REST: Duration = Duration::from_millis(100);
+mod backfill;
+mod candidates;
+pub mod pace;
+mod pick;
+pub mod preview;
+
 /// Rest between looks while none does.
 const IDLE_REST: Duration = Duration::from_secs(1);
-/// Rest after a job was read that this version does not know.
-const UNREADABLE_REST: Duration = Duration::from_secs(60);
 /// Rest after a step that waits for nothing: it only looked, or it calls nobody.
 const STEP_REST: Duration = Duration::from_millis(5);
-/// Deliveries that one step reads.
-const LOOK: usize = 500;
-/// Most deliveries that one step changes, so that no commit is long.
-const STEP_MAX: usize = 100;
 
 /// Runs the jobs of this node's endpoints; never returns.
 pub async fn run(gateway: Arc<Gateway>) {
@@ -42,49 +42,53 @@ pub async fn run(gateway: Arc<Gateway>) {
     loop {
         let rest = match runner.step(&gateway).await {
             Ok(rest) => rest,
-            Err(problem @ Error::Unavailable(_)) => {
+            Err(problem) => {
                 debug!("jobs could not be read; they are read again soon: {problem}");
                 IDLE_REST
-            }
-            Err(problem) => {
-                warn!("no job goes on, because one cannot be read; it is read again in a minute: {problem}");
-                UNREADABLE_REST
             }
         };
         gateway.clock.sleep_until(after(gateway.clock.now(), roughly(rest, rand::random()))).await;
     }
 }
 
-/// The pace of each part that runs here: how many it may take, and since when.
+/// The parts of jobs that run here.
 #[derive(Debug, Default)]
 pub struct JobRunner {
     paces: HashMap<(JobId, EndpointId), PartPace>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct PartPace {
-    allowance: f64,
-    at: Timestamp,
+    /// Jobs that this version cannot read, which were logged.
+    unreadable: HashSet<JobId>,
 }
 
 impl JobRunner {
     /// Makes one step of every part that runs here. Returns how long to rest then.
     pub async fn step(&mut self, gateway: &Gateway) -> Result<Duration> {
-        let jobs = gateway.store.open_job_parts().await?;
+        let open = gateway.store.open_jobs().await?;
+        for tenant in &open.queued {
+            let most = running_max(gateway, tenant);
+            if open.jobs.iter().filter(|job| job.tenant == *tenant).count() < most as usize {
+                gateway.store.start_queued_jobs(tenant, most).await?;
+            }
+        }
+        self.unreadable.retain(|known| open.unreadable.iter().any(|(id, _)| id == known));
+        for (id, problem) in &open.unreadable {
+            if self.unreadable.insert(*id) {
+                warn!(job.id = %id, "job {id} does not go on at this node, which cannot read it: {problem}");
+            }
+        }
         let running: HashSet<(JobId, EndpointId)> =
-            jobs.iter().flat_map(|job| job.parts.iter().map(|part| (job.id, part.endpoint))).collect();
+            open.jobs.iter().flat_map(|job| job.parts.iter().map(|part| (job.id, part.endpoint))).collect();
         self.paces.retain(|part, _| running.contains(part));
         let mut rest = if running.is_empty() { IDLE_REST } else { BUSY_REST };
-        for job in &jobs {
+        for job in &open.jobs {
             for part in &job.parts {
-                match self.step_part(gateway, job, part).await {
+                let stepped = match job.spec.kind {
+                    JobKind::Purge => purge::step(gateway, job, part).await,
+                    _ => self.step_part(gateway, job, part).await,
+                };
+                match stepped {
                     Ok(true) => rest = STEP_REST,
                     Ok(false) | Err(Error::Stale(_) | Error::Changed) => {}
-                    Err(problem) => {
-                        // It is not known whether anything was written: the store is asked what is due.
-                        gateway.dispatcher.due_in_store(part.endpoint, gateway.clock.now());
-                        warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} rests at endpoint {} and goes on soon: {problem}", job.id, part.endpoint);
-                    }
+                    Err(problem) => part_failed(gateway, job, part, problem).await,
                 }
             }
         }
@@ -93,162 +97,164 @@ impl JobRunner {
 
     /// Makes one step of a part. Returns whether the next need not wait for anything.
     async fn step_part(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<bool> {
-        let lease = gateway.store.lease(&job.tenant, part.endpoint);
+        let lease = gateway.store.lease(&part.tenant, part.endpoint);
         if !lease.is_held() {
             return Ok(false);
         }
         let now = gateway.clock.now();
-        let endpoint = gateway.store.endpoint(&job.tenant, part.endpoint);
-        let waiting = if job.spec.kind.is_sending() {
-            gateway.store.job_waiting(&job.tenant, job.id, part.endpoint).await?
+        let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
+        let followed = if job.spec.kind.is_sending() {
+            gateway.store.job_followed(job.id, part.endpoint).await?
         } else {
-            Vec::new()
+            FollowedDeliveries::default()
         };
-        let (still, ended): (Vec<WaitingInJob>, Vec<WaitingInJob>) =
-            waiting.into_iter().partition(|one| one.state == Some(DeliveryState::Waiting) && endpoint.is_some());
-        let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace { allowance: 1.0, at: now });
-        let most = pace.most(&job.spec, endpoint.as_deref(), still.len(), now);
-        let page = if part.is_read || most == 0 {
-            CandidatePage::default()
-        } else {
-            let state = job.spec.state();
-            gateway.store.job_candidates(&job.tenant, part.endpoint, state, part.after, LOOK).await?
-        };
-        let lanes = still.into_iter().filter_map(|one| one.lane).collect();
+        let (still, ended): (Vec<WaitingInJob>, Vec<WaitingInJob>) = followed
+            .waiting
+            .into_iter()
+            .partition(|one| one.state == Some(DeliveryState::Waiting) && endpoint.is_some());
+        let behind = still.iter().filter(|one| one.is_behind).count();
+        let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace::new(now));
+        let room = pace.room(&job.spec, endpoint.as_deref(), (still.len() - behind, behind), now);
         let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
         let picker = PartPicker { job, filter: &filter, is_deleted: endpoint.is_none(), now };
         let is_in_flight = |id: DeliveryId| gateway.dispatcher.is_in_flight(part.endpoint, id);
-        let picked = picker.pick(&page, lanes, most, is_in_flight);
-        let is_read = part.is_read || picked.is_whole && page.is_end && most > 0;
-        let after = picked.after.or(part.after);
-        if picked.take.is_empty() && ended.is_empty() && after == part.after && is_read == part.is_read {
+        let is_stuck = part.is_read && ended.is_empty() && is_stuck(gateway, part, &still).await?;
+        let busy = still.iter().chain(ended.iter().filter(|one| one.next.is_some()));
+        let lanes = busy.filter_map(|one| one.lane.clone()).collect();
+        let mut picked = PickedDeliveries { lanes, ..PickedDeliveries::default() };
+        let next: Vec<DeliveryId> =
+            ended.iter().filter_map(|one| one.next).chain(followed.held).take(room.most).collect();
+        if !next.is_empty() {
+            let found = gateway.store.job_candidates_by_id(&part.tenant, next.clone()).await?;
+            picker.pick_held(&mut picked, &next, &found, is_in_flight);
+        }
+        let can_read = !part.is_read && room.most > picked.take.len();
+        let mut is_end = false;
+        if job.spec.kind == JobKind::Backfill {
+            is_end = pick_events(gateway, (job, &filter), part, &mut picked, room.most).await?;
+        } else if can_read {
+            let page = candidates_of(gateway, &job.spec, &filter, part, part.after, LOOK).await?;
+            picker.pick(&mut picked, &page, room.most, is_in_flight);
+            is_end = picked.is_whole && page.is_end;
+        }
+        // One whose lane has another to come stays listed until that one is taken.
+        let is_over = |one: &WaitingInJob| one.next.is_none_or(|next| picked.take.contains(&next));
+        let over = ended.iter().filter(|one| is_over(one)).chain(still.iter().filter(|_| is_stuck));
+        let ended = over.map(|one| (one.id, one.state)).collect();
+        let step = job_step(job, part, picked, is_end, ended);
+        let taken = step.take.len() + step.backfill.len();
+        let is_nothing = taken == 0 && step.ended.is_empty() && step.unhold.is_empty();
+        if is_nothing && step.hold.is_empty() && step.after == part.after && step.is_read == part.is_read {
             return Ok(false);
         }
-        let has_more = !is_read && (picked.take.is_empty() || !job.spec.kind.is_sending());
-        pace.allowance -= picked.take.len() as f64;
-        let step = JobStep {
-            job: job.id,
-            tenant: job.tenant.clone(),
-            kind: job.spec.kind,
-            before: part.clone(),
-            after,
-            is_read,
-            take: picked.take,
-            condition: ChangeCondition {
-                state: Some(job.spec.state()),
-                is_unpassed: job.spec.kind == JobKind::Replay && !job.spec.even_overtaken,
-            },
-            left_out: picked.left_out,
-            ended: ended.into_iter().map(|one| (one.id, one.state)).collect(),
-        };
+        let has_more = !step.is_read && (taken == 0 || !job.spec.kind.is_sending() || room.has_more);
+        pace.take(taken);
         let advanced = gateway.store.advance_job(lease, step, now).await?;
-        put_in_force(gateway, job, advanced, now);
+        put_in_force(gateway, job, part, advanced);
         Ok(has_more)
     }
 }
 
-impl PartPace {
-    /// Returns how many deliveries may be taken now, while so many of the part's wait.
-    fn most(&mut self, spec: &JobSpec, endpoint: Option<&Endpoint>, waiting: usize, now: Timestamp) -> usize {
-        let Some(endpoint) = endpoint.filter(|_| spec.kind.is_sending()) else { return STEP_MAX };
-        let per_second = per_second(spec, endpoint);
-        let seconds = (now.as_millisecond() - self.at.as_millisecond()).max(0) as f64 / 1e3;
-        // At most a second's worth is saved up.
-        self.allowance = (self.allowance + seconds * per_second).min(per_second.max(1.0));
-        self.at = now;
-        let free = (endpoint.max_in_flight() as usize).saturating_sub(waiting);
-        (self.allowance.max(0.0) as usize).min(free).min(STEP_MAX)
+/// Whether all that a part still follows waits behind dead letters in its lanes: nothing
+/// comes of it before a person has changed those.
+async fn is_stuck(gateway: &Gateway, part: &JobPart, still: &[WaitingInJob]) -> Result<bool> {
+    if still.is_empty() || part.counts.held > 0 || !still.iter().all(|one| one.is_behind) {
+        return Ok(false);
     }
-}
-
-/// Returns how many deliveries a job releases per second at an endpoint: a quarter of
-/// its rate, unless the job says otherwise.
-pub fn per_second(spec: &JobSpec, endpoint: &Endpoint) -> f64 {
-    spec.per_second.unwrap_or(endpoint.rate().per_second / 4.0).min(endpoint.rate().per_second)
-}
-
-/// Returns the pace that a job reaches at an endpoint whose receiver answers at once: a
-/// step releases at most `max_in_flight`, and the next begins after a rest.
-fn reached_per_second(spec: &JobSpec, endpoint: &Endpoint) -> f64 {
-    let most = f64::from(endpoint.max_in_flight()) / BUSY_REST.as_secs_f64();
-    per_second(spec, endpoint).min(most)
-}
-
-/// What one step does about the deliveries it has read.
-#[derive(Debug, Default)]
-struct PickedDeliveries {
-    take: Vec<DeliveryId>,
-    left_out: Vec<LeftOut>,
-    /// The last one that was decided about.
-    after: Option<DeliveryId>,
-    /// Whether all that were read were decided about.
-    is_whole: bool,
-}
-
-/// Decides which deliveries a step takes.
-struct PartPicker<'a> {
-    job: &'a Job,
-    filter: &'a JobFilter,
-    is_deleted: bool,
-    now: Timestamp,
-}
-
-impl PartPicker<'_> {
-    /// Takes deliveries in their order, at most this many and one per lane. The first
-    /// that has to wait ends the step.
-    fn pick(
-        &self,
-        page: &CandidatePage,
-        mut lanes: HashSet<String>,
-        most: usize,
-        is_in_flight: impl Fn(DeliveryId) -> bool,
-    ) -> PickedDeliveries {
-        let mut picked = PickedDeliveries::default();
-        for candidate in &page.candidates {
-            match self.decide(candidate, &is_in_flight) {
-                JobDecision::Pass => {}
-                JobDecision::LeaveOut(why) => picked.left_out.push(why),
-                JobDecision::Take => {
-                    let lane = candidate.delivery.lane.clone().filter(|_| self.job.spec.kind == JobKind::Replay);
-                    let is_lane_busy = lane.as_ref().is_some_and(|lane| lanes.contains(lane));
-                    if picked.take.len() >= most || is_lane_busy {
-                        return picked;
-                    }
-                    lanes.extend(lane);
-                    picked.take.push(candidate.delivery.id);
-                }
-            }
-            picked.after = Some(candidate.delivery.id);
-        }
-        picked.after = page.looked_to.or(picked.after);
-        picked.is_whole = true;
-        picked
-    }
-
-    fn decide(&self, candidate: &JobCandidate, is_in_flight: &impl Fn(DeliveryId) -> bool) -> JobDecision {
-        let spec = &self.job.spec;
-        match spec.decide(self.filter, candidate, self.job.created_at, self.now) {
-            JobDecision::Take if self.is_deleted && spec.kind.is_sending() => {
-                JobDecision::LeaveOut(LeftOut::EndpointDeleted)
-            }
-            JobDecision::Take if spec.kind == JobKind::Retry && is_in_flight(candidate.delivery.id) => {
-                JobDecision::LeaveOut(LeftOut::WrongState)
-            }
-            decision => decision,
+    for lane in still.iter().filter_map(|one| one.lane.as_deref()) {
+        let head = gateway.store.lane_head(part.endpoint, lane).await?;
+        if !head.is_some_and(|(_, is_dead)| is_dead) {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// Picks past events for a part of a backfill. Returns whether there are no more.
+async fn pick_events(
+    gateway: &Gateway,
+    (job, filter): (&Job, &JobFilter),
+    part: &JobPart,
+    picked: &mut PickedDeliveries,
+    most: usize,
+) -> Result<bool> {
+    let Some(endpoint) = gateway.store.endpoint(&part.tenant, part.endpoint) else { return Ok(true) };
+    if part.is_read || most == 0 {
+        return Ok(false);
+    }
+    let picker = EventPicker::new(gateway, job, filter, &endpoint);
+    let page = picker.read(gateway, part.after).await?;
+    picker.pick(gateway, picked, &page, most);
+    Ok(picked.is_whole && page.is_end)
+}
+
+/// Returns the step that does what was picked.
+fn job_step(
+    job: &Job,
+    part: &JobPart,
+    picked: PickedDeliveries,
+    is_end: bool,
+    ended: Vec<(DeliveryId, Option<DeliveryState>)>,
+) -> JobStep {
+    JobStep {
+        job: job.id,
+        kind: job.spec.kind,
+        condition: ChangeCondition {
+            state: Some(job.spec.state()),
+            is_unpassed: job.spec.kind == JobKind::Replay && !job.spec.even_overtaken,
+        },
+        before: part.clone(),
+        after: picked.after.or(part.after),
+        is_read: part.is_read || is_end,
+        take: picked.take,
+        backfill: picked.backfill,
+        hold: picked.hold,
+        unhold: picked.unhold,
+        left_out: picked.left_out,
+        ended,
+    }
+}
+
+/// Ends a job that cannot go on; one that meets a store in trouble goes on later.
+async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Error) {
+    let now = gateway.clock.now();
+    // It is not known whether anything was written: the store is asked what is due.
+    gateway.dispatcher.due_in_store(part.endpoint, now);
+    if !matches!(problem, Error::Unreadable(_) | Error::UnknownCode(_)) {
+        warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} rests at endpoint {} and goes on soon: {problem}", job.id, part.endpoint);
+        return;
+    }
+    warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} has failed at endpoint {}: {problem}", job.id, part.endpoint);
+    let error = format!("at endpoint {}: {problem}", part.endpoint);
+    match gateway.store.fail_job(job.id, error, now).await {
+        Ok(ended) => {
+            gateway.dispatcher.admit(ended.freed);
+            gateway.notifier.operational_events_written(&ended.operational_events);
+        }
+        Err(problem) => warn!(job.id = %job.id, "the end of job {} is noted later: {problem}", job.id),
+    }
+}
+
+/// Returns how many jobs of a tenant may run at once.
+pub fn running_max(gateway: &Gateway, tenant: &TenantId) -> u32 {
+    gateway.store.tenant(tenant).map_or(0, |tenant| tenant.limits.jobs_running)
 }
 
 /// Puts a step in force that is durable.
-fn put_in_force(gateway: &Gateway, job: &Job, advanced: JobAdvanced, now: Timestamp) {
+fn put_in_force(gateway: &Gateway, job: &Job, part: &JobPart, advanced: JobAdvanced) {
     if job.spec.kind == JobKind::Cancel {
         gateway.metrics.cancelled(advanced.changed.len() as u64);
     }
-    if job.spec.kind == JobKind::Replay && !advanced.changed.is_empty() {
-        gateway.expiry.schedule_check(now);
+    let is_fresh = matches!(job.spec.kind, JobKind::Replay | JobKind::Backfill);
+    if is_fresh && !advanced.changed.is_empty() {
+        gateway.expiry.schedule_check(gateway.clock.now());
     }
-    for (id, changed) in advanced.changed {
-        gateway.dispatcher.delivery_changed(changed.endpoint, id, changed.due_at);
+    if job.spec.kind == JobKind::Cancel {
+        gateway.dispatcher.count_cancelled(&part.tenant, part.endpoint, advanced.changed.len() as u64);
+    }
+    let changed: Vec<_> = advanced.changed.iter().map(|(id, changed)| (*id, changed.due_at)).collect();
+    gateway.dispatcher.deliveries_changed(part.endpoint, &changed);
+    for (_, changed) in advanced.changed {
         gateway.dispatcher.admit(changed.freed);
         gateway.notifier.operational_events_written(&changed.operational_events);
     }
@@ -259,93 +265,51 @@ fn put_in_force(gateway: &Gateway, job: &Job, advanced: JobAdvanced, now: Timest
     }
 }
 
-/// Most deliveries that a preview reads.
-const PREVIEW_LOOK: usize = 10_000;
-
-/// What a job would do.
-#[derive(Debug, Default)]
-pub struct JobPreview {
-    /// What it would do at each endpoint, the most deliveries first.
-    pub endpoints: Vec<EndpointPreview>,
-    /// What it would leave out, and how many.
-    pub left_out: BTreeMap<LeftOut, u64>,
-    /// Whether all deliveries were looked at.
-    pub is_exact: bool,
-}
-
-/// What a job would do at one endpoint.
-#[derive(Debug)]
-pub struct EndpointPreview {
-    /// The endpoint itself.
-    pub endpoint: EndpointId,
-    /// Deliveries that it would change.
-    pub matches: u64,
-    /// Lanes that they are in.
-    pub lanes: u64,
-    /// Deliveries per second.
-    pub per_second: Option<f64>,
-}
-
-/// Looks at the deliveries that a job would take, up to a limit.
-pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
-    let now = gateway.clock.now();
-    let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
-    let (mut preview, mut left) = (JobPreview { is_exact: true, ..JobPreview::default() }, PREVIEW_LOOK);
-    for part in &job.parts {
-        let endpoint = gateway.store.endpoint(&job.tenant, part.endpoint);
-        let picker = PartPicker { job, filter: &filter, is_deleted: endpoint.is_none(), now };
-        let (mut matches, mut lanes, mut after) = (0, HashSet::new(), None);
-        loop {
-            if left == 0 {
-                preview.is_exact = false;
-                break;
-            }
-            let look = LOOK.min(left);
-            let page = gateway.store.job_candidates(&job.tenant, part.endpoint, job.spec.state(), after, look).await?;
-            left = left.saturating_sub(page.read.max(1));
-            for candidate in &page.candidates {
-                match picker.decide(candidate, &|_| false) {
-                    JobDecision::Pass => {}
-                    JobDecision::LeaveOut(why) => *preview.left_out.entry(why).or_default() += 1,
-                    JobDecision::Take => {
-                        matches += 1;
-                        lanes.extend(candidate.delivery.lane.clone());
-                    }
-                }
-            }
-            after = page.looked_to.or(after);
-            if page.is_end {
-                break;
-            }
-        }
-        let sending = endpoint.as_deref().filter(|_| job.spec.kind.is_sending());
-        let per_second = sending.map(|endpoint| reached_per_second(&job.spec, endpoint));
-        let lanes = lanes.len() as u64;
-        preview.endpoints.push(EndpointPreview { endpoint: part.endpoint, matches, lanes, per_second });
-    }
-    preview.endpoints.retain(|endpoint| endpoint.matches > 0);
-    preview.endpoints.sort_by_key(|endpoint| std::cmp::Reverse(endpoint.matches));
-    Ok(preview)
-}
-
-/// Returns the parts of a job: the endpoints that may have what it takes.
-pub async fn parts_of(gateway: &Gateway, tenant: &TenantId, spec: &JobSpec) -> Result<Vec<JobPart>> {
-    let mut endpoints: Vec<EndpointId> = if !spec.filter.ids.is_empty() {
-        let mut found = Vec::new();
-        for id in &spec.filter.ids {
-            found.extend(gateway.store.delivery(tenant, *id).await?.map(|delivery| delivery.endpoint_id));
-        }
-        found
+/// Returns the parts of a job of this tenant, or of all: the endpoints that may have what
+/// it takes.
+pub async fn parts_of(gateway: &Gateway, tenant: Option<&TenantId>, spec: &JobSpec) -> Result<Vec<JobPart>> {
+    let mut endpoints: Vec<(TenantId, EndpointId)> = if !spec.filter.ids.is_empty() {
+        of_ids(gateway, tenant, &spec.filter.ids).await?
     } else if spec.state() == DeliveryState::Dead {
-        let by = Some(GroupBy::of(&[GroupField::Endpoint]));
+        let by = Some(GroupBy::of(&[GroupField::Tenant, GroupField::Endpoint]));
         let ask = GroupFilter { by, cause: spec.filter.cause, ..GroupFilter::default() };
-        let groups = gateway.store.dead_letter_groups(Some(tenant), ask, usize::MAX).await?;
-        groups.data.into_iter().filter_map(|group| group.endpoint).collect()
+        let groups = gateway.store.dead_letter_groups(tenant, ask, usize::MAX).await?;
+        groups.data.into_iter().filter_map(|group| Some((group.tenant?, group.endpoint?))).collect()
     } else {
-        gateway.store.endpoints(tenant).iter().map(|endpoint| endpoint.id).collect()
+        // What waits is at endpoints that exist, and only they get past events.
+        let tenants = match tenant {
+            Some(tenant) => vec![tenant.clone()],
+            None => gateway.store.tenants().iter().map(|tenant| tenant.id.clone()).collect(),
+        };
+        let of = |tenant: &TenantId| gateway.store.endpoints(tenant).into_iter();
+        tenants.iter().flat_map(of).map(|endpoint| (endpoint.tenant.clone(), endpoint.id)).collect()
     };
-    endpoints.retain(|endpoint| spec.filter.endpoints.is_empty() || spec.filter.endpoints.contains(endpoint));
-    endpoints.sort();
-    endpoints.dedup();
-    Ok(endpoints.into_iter().map(JobPart::new).collect())
+    endpoints.retain(|(_, id)| spec.filter.endpoints.is_empty() || spec.filter.endpoints.contains(id));
+    endpoints.sort_by_key(|(_, id)| *id);
+    endpoints.dedup_by_key(|(_, id)| *id);
+    Ok(endpoints.into_iter().map(|(tenant, endpoint)| JobPart::new(tenant, endpoint)).collect())
+}
+
+/// Returns the endpoints of deliveries.
+async fn of_ids(
+    gateway: &Gateway,
+    tenant: Option<&TenantId>,
+    ids: &[DeliveryId],
+) -> Result<Vec<(TenantId, EndpointId)>> {
+    let mut by_tenant: HashMap<TenantId, Vec<DeliveryId>> = HashMap::new();
+    for id in ids {
+        let of = match tenant {
+            Some(tenant) => Some(tenant.clone()),
+            None => gateway.store.tenant_of_delivery(*id).await?,
+        };
+        by_tenant.entry(of.unwrap_or_else(TenantId::system)).or_default().push(*id);
+    }
+    let mut found = Vec::new();
+    for (tenant, ids) in by_tenant {
+        for some in ids.chunks(LOOK) {
+            let candidates = gateway.store.job_candidates_by_id(&tenant, some.to_vec()).await?;
+            found.extend(candidates.into_iter().map(|one| (tenant.clone(), one.delivery.endpoint_id)));
+        }
+    }
+    Ok(found)
 }

@@ -37,14 +37,30 @@ impl Links {
         Self { base, key: hmac::Key::new(hmac::HMAC_SHA256, key), retention }
     }
 
+    /// Returns how long finished deliveries are kept.
+    pub fn finished_kept_for(&self) -> std::time::Duration {
+        self.retention.finished.0
+    }
+
     /// Whether links can be made: the gateway has a public URL.
     pub fn is_open(&self) -> bool {
         self.base.is_some()
     }
 
-    /// Returns the link of a delivery.
-    pub fn url(&self, tenant: &TenantId, delivery: DeliveryId) -> Result<String, NoPublicUrl> {
-        let base = self.base.as_ref().ok_or(NoPublicUrl)?;
+    /// Returns the public URL.
+    pub fn base(&self) -> Option<&str> {
+        self.base.as_deref()
+    }
+
+    /// Returns the link of a delivery. It begins with the public URL that was fixed
+    /// with its event; events of older versions have none, and get the present one.
+    pub fn url(
+        &self,
+        fixed_base: Option<&str>,
+        tenant: &TenantId,
+        delivery: DeliveryId,
+    ) -> Result<String, NoPublicUrl> {
+        let base = fixed_base.or(self.base()).ok_or(NoPublicUrl)?;
         let signature = hmac::sign(&self.key, &signed(tenant, delivery));
         Ok(format!("{base}/data/{tenant}/{delivery}?signature={}", URL_SAFE_NO_PAD.encode(signature)))
     }
@@ -88,11 +104,14 @@ mod tests {
         let (tenant, other): (TenantId, TenantId) = ("default".parse().unwrap(), "defaul".parse().unwrap());
         let at = Timestamp::from_second(1_700_000_000).unwrap();
         let (one, two) = (DeliveryId::mint(at, 1), DeliveryId::mint(at, 2));
-        let url = links(1).url(&tenant, one).unwrap();
-        assert_eq!(url, links(1).url(&tenant, one).unwrap(), "the same on every attempt");
+        let url = links(1).url(None, &tenant, one).unwrap();
+        assert_eq!(url, links(1).url(None, &tenant, one).unwrap(), "the same on every attempt");
         let (path, signature) = url.split_once("?signature=").unwrap();
         assert_eq!(path, format!("https://hooks.example.com/a/data/default/{one}"));
         assert!(links(1).is_ours(&tenant, one, signature));
+        let moved = Links { base: Some("https://other.example.com".into()), ..links(1) };
+        let fixed = moved.url(Some("https://hooks.example.com/a"), &tenant, one).unwrap();
+        assert_eq!(fixed, url, "another public URL changes nothing that was fixed");
         assert!(!links(2).is_ours(&tenant, one, signature), "another key");
         assert!(!links(1).is_ours(&other, one, signature), "another tenant");
         assert!(!links(1).is_ours(&tenant, two, signature), "another delivery");
@@ -111,6 +130,6 @@ mod tests {
         let links = Links { base: None, ..links(1) };
         let at = Timestamp::from_second(1_700_000_000).unwrap();
         assert!(!links.is_open());
-        assert_eq!(links.url(&"default".parse().unwrap(), DeliveryId::mint(at, 1)), Err(NoPublicUrl));
+        assert_eq!(links.url(None, &"default".parse().unwrap(), DeliveryId::mint(at, 1)), Err(NoPublicUrl));
     }
 }

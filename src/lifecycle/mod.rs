@@ -12,9 +12,18 @@
 //! - [`intake`], [`storage_admission`] and [`disk_space`] limit what is accepted;
 //! - [`expire`] ends deliveries that waited too long, [`retention`] deletes what
 //!   has been kept long enough, [`scrub`] finds damaged events;
-//! - [`jobs`] makes one change of many deliveries, a step at a time;
+//! - [`jobs`] makes one change of many deliveries, a step at a time, and [`purge`]
+//!   deletes all that is stored of a tenant;
+//! - [`self_test`] sends an event the whole way once a minute;
+//! - [`attention`] collects what is not plainly well, and [`health_table`] what
+//!   the health table is made of;
+//! - [`store_gauges`] measures the whole store now and then;
+//! - [`figures`] writes what happened, by endpoint and time, and
+//!   [`figure_series`] reads it;
 //! - [`notifier`] counts what happened and writes to the owners of endpoints
 //!   through [`mail`];
+//! - [`traces`] makes the spans of events and exports them;
+//! - [`outbox`] relays what producers wrote into outboxes of their own;
 //! - [`egress`] decides which addresses may be called;
 //! - [`links`] lets receivers fetch the data of thin events;
 //! - [`waiting`] and [`explain`] say what a delivery waits for and why;
@@ -25,6 +34,9 @@
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
+use self::admin_token::AdminToken;
 use self::disk_space::DiskSpace;
 use self::dispatch::Dispatcher;
 use self::expiry_schedule::ExpirySchedule;
@@ -39,6 +51,9 @@ use crate::model::tenant::Tenant;
 use crate::store::Store;
 
 pub mod accept;
+pub mod admin_token;
+pub mod attention;
+pub mod backups;
 pub mod change;
 pub mod cluster;
 pub mod deliver;
@@ -48,6 +63,9 @@ pub mod egress;
 pub mod expire;
 pub mod expiry_schedule;
 pub mod explain;
+pub mod figure_series;
+pub mod figures;
+pub mod health_table;
 pub mod intake;
 pub mod jobs;
 pub mod linked_data;
@@ -56,10 +74,17 @@ pub mod live_status;
 pub mod mail;
 pub mod node_questions;
 pub mod notifier;
+pub mod outbox;
 pub mod publish_status;
+pub mod purge;
 pub mod retention;
 pub mod scrub;
+pub mod self_test;
+pub mod signature_check;
 pub mod storage_admission;
+pub mod store_gauges;
+pub mod tail;
+pub mod traces;
 pub mod waiting;
 
 /// The parts of a running gateway that the API and the background tasks share.
@@ -82,6 +107,10 @@ pub struct Gateway {
     pub intake: Intake,
     /// Maker and verifier of the data links of thin events.
     pub links: Arc<Links>,
+    /// Admin token in force on this node.
+    pub admin: AdminToken,
+    /// Networks that receivers see this node call from; none if that is not known.
+    pub called_from: Vec<IpNet>,
     /// Metrics of this node.
     pub metrics: Arc<Metrics>,
 }

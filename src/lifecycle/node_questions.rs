@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
@@ -23,6 +24,8 @@ use crate::store::{Error, Result};
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How long a caller waits for the lag of all nodes.
 const LAG_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a caller waits until all nodes have confirmed.
+const CONFIRM_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an owner is asked again and again, where leases set no limit.
 const ASK_FOR: Duration = Duration::from_secs(5);
 
@@ -51,10 +54,28 @@ pub enum NodeQuestion {
         /// Id of the delivery.
         delivery: DeliveryId,
     },
-    /// How far behind are your shards?
+    /// Asks how far behind the node's shards are.
     Lag,
-    /// What is the live status of these endpoints, as far as you own them?
-    Felt {
+    /// Asks which addresses receivers see the node call from.
+    Egress,
+    /// Asks whether the node has the master key of a check text, which is about to be
+    /// used.
+    HoldKey {
+        /// Check text of the key.
+        check: String,
+    },
+    /// The master key was replaced: the old one goes out of the node's file.
+    DropOldKey {
+        /// Check text of the new key.
+        check: String,
+    },
+    /// A new admin token is in force.
+    AdminToken {
+        /// Hash of the token, in hexadecimal digits.
+        hash: String,
+    },
+    /// Asks for the live status of those of these endpoints that the node owns.
+    LiveStatus {
         /// The endpoints, and what is asked about each.
         about: Vec<LiveStatusQuery>,
     },
@@ -73,10 +94,15 @@ pub enum NodeAnswer {
         /// The lag of each shard, with its number.
         shards: Vec<(u8, Lag)>,
     },
+    /// The networks that receivers see the node call from.
+    Egress {
+        /// The networks; none if the node does not know them.
+        networks: Vec<IpNet>,
+    },
     /// The live status of the endpoints that the node owns.
-    Felt {
+    LiveStatus {
         /// The status of each endpoint.
-        felt: Vec<LiveStatus>,
+        statuses: Vec<LiveStatus>,
     },
     /// The node's version does not understand the question.
     Unknown,
@@ -142,6 +168,35 @@ pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
     lags
 }
 
+/// Returns the networks that receivers see each other node call from, as far as
+/// nodes answer in time; none for a node that does not know them, or is of an older
+/// version.
+pub async fn egress_of_others(gateway: &Gateway) -> Vec<Vec<IpNet>> {
+    let question = serde_json::to_string(&NodeQuestion::Egress).expect("a question is plain data");
+    let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
+    let answers = asked.ok().and_then(Result::ok).unwrap_or_default();
+    let networks = |answer: String| match parse(&answer, "a node that was asked where it calls from") {
+        Some(NodeAnswer::Egress { networks }) => networks,
+        _ => Vec::new(),
+    };
+    answers.into_iter().map(networks).collect()
+}
+
+/// Tells something to all other nodes. Returns how many of them confirmed it, and how
+/// many there are.
+pub async fn confirmed_by_others(gateway: &Gateway, question: &NodeQuestion) -> Result<(usize, usize)> {
+    let others = gateway.store.nodes().saturating_sub(1);
+    if others == 0 {
+        return Ok((0, 0));
+    }
+    let text = serde_json::to_string(question).expect("a question is plain data");
+    let answers = gateway.store.ask_nodes(text, CONFIRM_PATIENCE).await?;
+    let done = answers
+        .iter()
+        .filter(|answer| matches!(parse(answer, "a node that was told about a key"), Some(NodeAnswer::Done)));
+    Ok((done.count(), others.max(answers.len())))
+}
+
 /// Returns whether a request for a delivery is open, on any node.
 pub async fn is_in_flight(
     gateway: &Gateway,
@@ -159,9 +214,9 @@ pub async fn is_in_flight(
 /// this node or nobody.
 pub async fn ask_health(gateway: &Gateway, tenant: &TenantId, endpoint: EndpointId) -> Result<Option<EndpointHealth>> {
     let about = vec![LiveStatusQuery::endpoint(tenant, endpoint)];
-    let answer = ask_once(gateway, tenant, endpoint, &NodeQuestion::Felt { about }).await?;
+    let answer = ask_once(gateway, tenant, endpoint, &NodeQuestion::LiveStatus { about }).await?;
     Ok(match answer {
-        Some(NodeAnswer::Felt { felt }) => felt.into_iter().find_map(|status| status.health),
+        Some(NodeAnswer::LiveStatus { statuses }) => statuses.into_iter().find_map(|status| status.health),
         _ => None,
     })
 }

@@ -7,14 +7,18 @@
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::Notify;
 use tracing::warn;
 
+use super::mail::refused_burst::{RefusedBurst, RefusedBursts};
 use super::mail::text::{MailFacts, MailReason, subject_and_text};
 use super::mail::{Mail, MailQueue};
+use super::tail::Tail;
+use super::traces::Tracer;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
@@ -43,18 +47,53 @@ struct NotifierState {
     clock: Arc<dyn Clock>,
     /// Endpoints with an unsent mail in the queue.
     pending: Mutex<HashSet<EndpointId>>,
+    /// Notified when a self-test was settled.
+    self_test: Notify,
+    /// Refused deliveries that no mail has told of.
+    refused: Mutex<RefusedBursts>,
+    /// People who watch the outcomes of attempts.
+    tail: Tail,
+    /// What makes spans, if traces are exported.
+    tracer: OnceLock<Tracer>,
 }
 
 impl Notifier {
     /// Creates a notifier that counts in `metrics` and mails through `mail`.
     pub fn new(store: Arc<dyn Store>, mail: MailQueue, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
-        let pending = Mutex::default();
-        Self(Arc::new(NotifierState { store, mail, metrics, clock, pending }))
+        let (pending, self_test, refused) = (Mutex::default(), Notify::new(), Mutex::default());
+        let (tail, tracer) = (Tail::default(), OnceLock::new());
+        Self(Arc::new(NotifierState { store, mail, metrics, clock, pending, self_test, refused, tail, tracer }))
     }
 
     /// Returns the metrics it counts in.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Returns the people who watch the outcomes of attempts.
+    pub fn tail(&self) -> &Tail {
+        &self.0.tail
+    }
+
+    /// Makes spans with this tracer from now on.
+    pub fn trace_with(&self, tracer: Tracer) {
+        // The first one stays: there is one exporter in a process.
+        let _ = self.0.tracer.set(tracer);
+    }
+
+    /// Returns what makes spans, if traces are exported.
+    pub fn tracer(&self) -> Option<&Tracer> {
+        self.0.tracer.get()
+    }
+
+    /// Tells the self-test that an attempt of it was settled. It is not counted.
+    pub fn tell_self_test(&self) {
+        self.0.self_test.notify_one();
+    }
+
+    /// Waits until an attempt of a self-test was settled.
+    pub async fn self_test_settled(&self) {
+        self.0.self_test.notified().await;
     }
 
     /// Counts a settled delivery, and mails the owner if it died or its
@@ -79,11 +118,11 @@ impl Notifier {
         }
         if let Some(cause) = settled.died {
             if !matches!(outcome, ClaimOutcome::Attempted { .. }) {
-                let used = match outcome {
-                    ClaimOutcome::Expired { progress, .. } => progress.used(),
-                    _ => 0,
+                let (used, attempts) = match outcome {
+                    ClaimOutcome::Expired { progress, .. } => (progress.used(), progress.attempts),
+                    _ => (0, 0),
                 };
-                metrics.died(cause, used);
+                metrics.died(cause, used, used < attempts);
             }
             self.died(endpoint, cause);
         }
@@ -107,7 +146,7 @@ impl Notifier {
             let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { continue };
             let is_due = match kind {
                 MailReason::BreakerOpened => is_past(endpoint.mailed_at, OPENED_MAIL_EVERY, at),
-                MailReason::Paused | MailReason::Disabled | MailReason::Dead => true,
+                MailReason::Paused | MailReason::Disabled | MailReason::Dead | MailReason::Refused => true,
             };
             if is_due {
                 let (reason, next_probe_at) = (event.reason().unwrap_or_default(), event.until());
@@ -149,19 +188,30 @@ impl Notifier {
         }
     }
 
-    /// Mails the owner about a dead delivery.
+    /// Mails the owner about a dead delivery, or about a burst of refused ones, at
+    /// most once a day.
     fn died(&self, endpoint: EndpointId, cause: DeadCause) {
         let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
         let now = self.0.clock.now();
+        let burst = match cause {
+            DeadCause::Refused => self.0.refused.lock().count(endpoint.id, now),
+            _ => None,
+        };
         // While its endpoint is in trouble, its owner has been mailed already.
-        if !cause.is_mailed()
+        if !(cause.is_mailed() || burst.is_some())
             || endpoint.health.trouble_since.is_some()
             || !is_past(endpoint.mailed_at, DEAD_MAIL_EVERY, now)
         {
             return;
         }
-        let reason = format!("a delivery is dead ({})", cause.as_str());
-        self.compose_mail(&endpoint, MailOccasion { kind: MailReason::Dead, reason, since: now, next_probe_at: None });
+        let (kind, reason, since) = match burst {
+            Some(RefusedBurst { since, count }) => {
+                self.0.refused.lock().mailed(endpoint.id);
+                (MailReason::Refused, format!("{count} deliveries were refused"), since)
+            }
+            None => (MailReason::Dead, format!("a delivery is dead ({})", cause.as_str()), now),
+        };
+        self.compose_mail(&endpoint, MailOccasion { kind, reason, since, next_probe_at: None });
     }
 
     fn compose_mail(&self, endpoint: &Endpoint, occasion: MailOccasion) {

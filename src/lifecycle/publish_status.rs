@@ -125,7 +125,8 @@ impl StatusPublisher {
     fn changed(&self, gateway: &Gateway) -> (Vec<(Lease, LiveStatus)>, HashSet<EndpointId>) {
         let (mut changed, mut uncounted) = (Vec::new(), HashSet::new());
         for id in &self.unchecked {
-            let Some(endpoint) = gateway.store.any_endpoint(*id) else { continue };
+            let endpoint = gateway.store.any_endpoint(*id).filter(|endpoint| !endpoint.is_self_test());
+            let Some(endpoint) = endpoint else { continue };
             let lease = gateway.store.lease(&endpoint.tenant, *id);
             if self.shards.get(&lease.shard).is_none_or(|(epoch, _)| *epoch != lease.epoch) {
                 continue;

@@ -80,6 +80,11 @@ impl<M> LabelledFamily<M> {
         Self(sets.into_iter().map(|labels| (labels, new_metric())).collect())
     }
 
+    /// Returns these metrics, each with its set of labels.
+    pub fn of(metrics: impl IntoIterator<Item = (Vec<Label>, M)>) -> Self {
+        Self(metrics.into_iter().collect())
+    }
+
     /// Returns the metric of the set of labels at this index.
     pub fn at(&self, index: usize) -> &M {
         &self.0[index].1

@@ -23,6 +23,18 @@ pub struct Gauges {
     pub disk_free: Option<u64>,
     /// Free bytes below which new events are refused.
     pub disk_reserve: Option<u64>,
+    /// Number of dead letters in the whole store.
+    pub dead_letters: Option<u64>,
+    /// Time since the oldest of them died; zero if there is none.
+    pub oldest_dead_letter: Option<Duration>,
+    /// Number of deliveries in the whole store that have been in retry for over a day.
+    pub in_retry_over_24h: Option<u64>,
+    /// Number of jobs in the whole store that are not over, by state.
+    pub jobs: Vec<(&'static str, u64)>,
+    /// Time until the first client certificate of an endpoint ends, if one has an end.
+    pub certificate_end: Option<Duration>,
+    /// Time until the first replaced secret of an endpoint ends, if one is to end.
+    pub secret_end: Option<Duration>,
     /// Number of endpoints by state.
     pub endpoints: EndpointCounts,
     /// Number of breakers by state.
@@ -31,6 +43,8 @@ pub struct Gauges {
     pub shards_owned: usize,
     /// Time until the lease on them ends, if there are leases.
     pub lease_remaining: Option<Duration>,
+    /// Time since the last self-test that arrived was sent, if this node makes any.
+    pub self_test_age: Option<Duration>,
     /// How often the wall clock was set since the process started.
     pub clock_jumps: u64,
     /// Difference between this machine's wall clock and the wall time in use.
@@ -66,6 +80,7 @@ impl Gauges {
     pub(super) fn write(&self, text: &mut String) {
         let mut registry = MetricsRegistry::default();
         self.register_deliveries(&mut registry);
+        self.register_store(&mut registry);
         self.register_disk(&mut registry);
         self.register_endpoints(&mut registry);
         self.register_node(&mut registry);
@@ -95,6 +110,22 @@ impl Gauges {
         );
     }
 
+    fn register_store(&self, registry: &mut MetricsRegistry) {
+        registry.register("dead_letters", "Dead letters in the whole store", optional(self.dead_letters));
+        registry.register_with_unit(
+            Unit::Seconds,
+            "oldest_dead_letter_age",
+            "How long ago the oldest dead letter in the whole store died, zero if there is none",
+            GaugeFamily::of(self.oldest_dead_letter.map(|age| age.as_secs_f64())),
+        );
+        registry.register(
+            "in_retry_over_24h",
+            "Deliveries in the whole store that wait more than a day after their first attempt",
+            optional(self.in_retry_over_24h),
+        );
+        registry.register("jobs", "Jobs in the whole store that are not over", by_state(&self.jobs));
+    }
+
     fn register_disk(&self, registry: &mut MetricsRegistry) {
         registry.register_with_unit(
             Unit::Bytes,
@@ -117,6 +148,18 @@ impl Gauges {
         let breakers = self.breakers.map(|BreakerCounts { closed, open, half_open, ramp }| {
             by_state(&[("closed", closed), ("open", open), ("half_open", half_open), ("ramp", ramp)])
         });
+        registry.register_with_unit(
+            Unit::Seconds,
+            "certificate_end",
+            "How long the client certificate of an endpoint that ends first is still valid",
+            GaugeFamily::of(self.certificate_end.map(|left| left.as_secs_f64())),
+        );
+        registry.register_with_unit(
+            Unit::Seconds,
+            "secret_end",
+            "How long the replaced secret of an endpoint that ends first still signs",
+            GaugeFamily::of(self.secret_end.map(|left| left.as_secs_f64())),
+        );
         registry.register(
             "breakers",
             "Breakers of endpoints by how they stand",
@@ -135,6 +178,12 @@ impl Gauges {
             "lease_remaining",
             "How long this node's lease on its shards still lasts, if there are leases",
             GaugeFamily::of(self.lease_remaining.map(|left| left.as_secs_f64())),
+        );
+        registry.register_with_unit(
+            Unit::Seconds,
+            "self_test_age",
+            "How long ago the last self-test that arrived was sent",
+            GaugeFamily::of(self.self_test_age.map(|age| age.as_secs_f64())),
         );
         registry.register(
             "clock_jumps",

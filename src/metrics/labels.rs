@@ -3,11 +3,11 @@
 use strum::{IntoStaticStr, VariantArray, VariantNames};
 
 use super::families::Label;
-use crate::model::answer::FailureKind;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint_event::{DisableCause, EndpointEvent, PauseCause};
 use crate::model::named_enum::NamedEnum;
+use crate::model::result_class::ResultClass;
 use crate::model::verdict::Verdict;
 
 /// The owner of the limit that a request reached.
@@ -136,6 +136,16 @@ pub enum MailResult {
     Failed,
 }
 
+/// What became of a span of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum SpanResult {
+    /// The collector took it.
+    Sent,
+    /// There was no room for it, or the collector did not take it.
+    Dropped,
+}
+
 /// The end of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeliveryEnd {
@@ -150,7 +160,7 @@ impl DeliveryEnd {
         match self {
             Self::Delivered => 0,
             Self::Cancelled => 1,
-            Self::Dead(cause) => 2 + index_of(cause),
+            Self::Dead(cause) => 2 + cause as usize,
         }
     }
 
@@ -191,30 +201,31 @@ pub(super) fn refusal_label_sets() -> Vec<Vec<Label>> {
     label_sets("code", &REFUSALS)
 }
 
-/// Classes of statuses; in the labels the kinds of failure follow them.
-const STATUSES: [&str; 6] = ["2xx", "3xx", "4xx", "429", "5xx", "other"];
-const RESULTS: usize = STATUSES.len() + FailureKind::ALL.len();
-
 pub(super) fn attempt_index(attempt: &Attempt) -> usize {
-    index_of(attempt.decision.verdict) * RESULTS + result_index(attempt)
-}
-
-fn result_index(attempt: &Attempt) -> usize {
-    match (attempt.status, &attempt.error) {
-        (Some(200..=299), _) => 0,
-        (Some(300..=399), _) => 1,
-        (Some(429), _) => 3,
-        (Some(400..=499), _) => 2,
-        (Some(500..=599), _) => 4,
-        (None, Some(failure)) => STATUSES.len() + index_of(failure.kind),
-        (Some(_), _) | (None, None) => 5,
-    }
+    attempt.decision.verdict as usize * ResultClass::COUNT + ResultClass::of(attempt).index()
 }
 
 pub(super) fn attempt_label_sets() -> Vec<Vec<Label>> {
-    let results: Vec<&str> = STATUSES.into_iter().chain(FailureKind::ALL.iter().map(|kind| kind.as_str())).collect();
-    let labels = |verdict: Verdict, result: &&'static str| vec![("verdict", verdict.as_str()), ("result", *result)];
-    Verdict::ALL.iter().flat_map(|verdict| results.iter().map(|result| labels(*verdict, result))).collect()
+    let labels = |verdict: Verdict, result: ResultClass| vec![("verdict", verdict.as_str()), ("result", result.name())];
+    Verdict::ALL.iter().flat_map(|verdict| ResultClass::all().map(|result| labels(*verdict, result))).collect()
+}
+
+/// Statuses that are counted one by one; all others are counted together.
+const EXACT_STATUSES: [&str; 64] = [
+    "200", "201", "202", "203", "204", "205", "206", "207", "208", "226", "300", "301", "302", "303", "304", "305",
+    "307", "308", "400", "401", "402", "403", "404", "405", "406", "407", "408", "409", "410", "411", "412", "413",
+    "414", "415", "416", "417", "418", "421", "422", "423", "424", "425", "426", "428", "429", "431", "451", "499",
+    "500", "501", "502", "503", "504", "505", "506", "507", "508", "510", "511", "520", "521", "522", "523", "524",
+];
+
+/// Returns the index of a status in [`answer_label_sets`].
+pub(super) fn answer_index(status: u16) -> usize {
+    let digits = [status / 100, status / 10 % 10, status % 10].map(|digit| b'0' + (digit % 10) as u8);
+    EXACT_STATUSES.binary_search_by(|known| known.as_bytes().cmp(&digits)).unwrap_or(EXACT_STATUSES.len())
+}
+
+pub(super) fn answer_label_sets() -> Vec<Vec<Label>> {
+    EXACT_STATUSES.iter().chain(&["other"]).map(|status| vec![("status", *status)]).collect()
 }
 
 /// Returns the index of a first or second attempt in [`early_label_sets`]; later
@@ -231,11 +242,6 @@ pub(super) fn early_index(used: u32, is_delivered: bool) -> Option<usize> {
 pub(super) fn early_label_sets() -> Vec<Vec<Label>> {
     let labels = |number, delivered| vec![("number", number), ("delivered", delivered)];
     vec![labels("first", "yes"), labels("first", "no"), labels("second", "yes"), labels("second", "no")]
-}
-
-/// Returns the index of a variant among all of its enum.
-fn index_of<T: NamedEnum + PartialEq>(value: T) -> usize {
-    T::ALL.iter().take_while(|other| **other != value).count()
 }
 
 /// Returns one set of labels for each value of a single label.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
@@ -18,9 +19,10 @@ use strum::VariantNames;
 
 use self::families::{CounterFamily, GaugeFamily, Histogram, LabelledFamily, MetricsRegistry};
 use self::labels::{
-    BreakerMove, DeliveryEnd, PauseReason, attempt_index, attempt_label_sets, early_index, early_label_sets,
-    label_sets, refusal_index, refusal_label_sets,
+    BreakerMove, DeliveryEnd, PauseReason, answer_index, answer_label_sets, attempt_index, attempt_label_sets,
+    early_index, early_label_sets, label_sets, refusal_index, refusal_label_sets,
 };
+use self::outbox_figures::AllOutboxFigures;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint_event::EndpointEvent;
@@ -31,9 +33,11 @@ use crate::model::verdict::Verdict;
 mod families;
 mod gauges;
 mod labels;
+mod outbox_figures;
 
 pub use gauges::{BreakerCounts, EndpointCounts, Gauges};
-pub use labels::{AuthFailureKind, FetchResult, LimitOwner, MailResult, WaitReason};
+pub use labels::{AuthFailureKind, FetchResult, LimitOwner, MailResult, SpanResult, WaitReason};
+pub use outbox_figures::{OUTBOXES_MAX, OutboxFigures};
 
 #[cfg(test)]
 mod tests;
@@ -54,6 +58,8 @@ const DELIVERY_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0,
     3600.0, 10800.0, 21600.0, 43200.0, 86400.0, 172800.0, 259200.0,
 ];
+/// Time within which a delivery must succeed to meet the service-level goal.
+const SLO_SECONDS: f64 = 600.0;
 const ATTEMPTS: &[f64] = &[1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 50.0, 120.0];
 
 /// All counters and histograms. Shared between tasks, and cheap to update.
@@ -71,15 +77,18 @@ pub struct Metrics {
     accept_duration: Histogram,
     attempts: CounterFamily,
     attempt_duration: Histogram,
+    answers: CounterFamily,
     early_attempts: CounterFamily,
     first_attempt_delay: Histogram,
     put_back: Counter,
     internal_errors: Counter,
     damaged_events: Counter,
+    dead_letters_forgotten: Counter,
     stale_writes: Counter,
     deliveries_finished: CounterFamily,
     delivery_attempts: LabelledFamily<Histogram>,
     time_to_deliver: Histogram,
+    slo_deliveries: CounterFamily,
     breaker_transitions: CounterFamily,
     endpoint_pauses: CounterFamily,
     lane_blocks: Counter,
@@ -87,7 +96,12 @@ pub struct Metrics {
     waits: CounterFamily,
     operational_events: Counter,
     mails: CounterFamily,
+    figures_dropped: Counter,
+    trace_spans: CounterFamily,
     commits: Arc<CommitMetrics>,
+    /// Engine time at which the last self-test that arrived was sent.
+    self_test_since: Mutex<Option<Timestamp>>,
+    outboxes: AllOutboxFigures,
     registry: MetricsRegistry,
 }
 
@@ -144,6 +158,7 @@ impl Metrics {
                 attempt_label_sets(),
             ),
             attempt_duration: registry.seconds("attempt_duration", "How long attempts took", REQUEST_SECONDS),
+            answers: registry.counters("answers", "Answers of receivers by their exact status", answer_label_sets()),
             early_attempts: registry.counters(
                 "early_attempts",
                 "First and second attempts by whether they delivered, counted anew after a replay",
@@ -158,6 +173,8 @@ impl Metrics {
             internal_errors: registry.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
             damaged_events: registry
                 .counter("damaged_events", "Events found to be no longer what was accepted, each time they were read"),
+            dead_letters_forgotten: registry
+                .counter("dead_letters_forgotten", "Dead letters deleted after --dead-letter-retention, undelivered"),
             stale_writes: registry
                 .counter("stale_writes", "Outcomes refused, because their shard had another owner by then"),
             deliveries_finished: registry.counters(
@@ -175,6 +192,11 @@ impl Metrics {
                 "time_to_deliver",
                 "From acceptance to the answer that made a delivery delivered, replays left out",
                 DELIVERY_SECONDS,
+            ),
+            slo_deliveries: registry.counters(
+                "slo_deliveries",
+                "Deliveries that ended, by whether they were delivered within ten minutes, without those refused or replayed",
+                label_sets("met", &["yes", "no"]),
             ),
             breaker_transitions: registry.counters(
                 "breaker_transitions",
@@ -199,7 +221,16 @@ impl Metrics {
                 "Mails to owners by how they ended",
                 label_sets("outcome", MailResult::VARIANTS),
             ),
+            figures_dropped: registry
+                .counter("figures_dropped", "Windows of figures that could not be written in time and are lost"),
+            trace_spans: registry.counters(
+                "trace_spans",
+                "Spans of traces by whether the collector took them",
+                label_sets("outcome", SpanResult::VARIANTS),
+            ),
             commits: Arc::new(CommitMetrics::registered_in(&mut registry)),
+            self_test_since: Mutex::default(),
+            outboxes: AllOutboxFigures::default(),
             registry,
         }
     }
@@ -209,8 +240,38 @@ impl Metrics {
         let mut text = String::with_capacity(32 * 1_024);
         self.registry.write(&mut text);
         gauges.write(&mut text);
+        self.outboxes.write(&mut text);
         text.push_str("# EOF\n");
         text
+    }
+
+    /// Returns the figures of outboxes alone, as OpenMetrics text.
+    pub fn encode_outboxes(&self) -> String {
+        let mut text = String::new();
+        self.outboxes.write(&mut text);
+        text + "# EOF\n"
+    }
+
+    /// Creates the figures of this many outboxes, which are shown from now on.
+    pub fn outboxes(&self, count: usize) -> Vec<Arc<OutboxFigures>> {
+        self.outboxes.create(count)
+    }
+
+    /// Sets the time at which the last self-test that arrived was sent; nothing, if
+    /// this node makes none.
+    pub fn self_test_since(&self, at: Option<Timestamp>) {
+        *self.self_test_since.lock() = at;
+    }
+
+    /// Counts the age from this time on, until a first self-test has arrived.
+    pub fn self_test_begins(&self, at: Timestamp) {
+        self.self_test_since.lock().get_or_insert(at);
+    }
+
+    /// Returns how long ago the last self-test that arrived was sent.
+    pub fn self_test_age(&self, now: Timestamp) -> Option<Duration> {
+        let since = (*self.self_test_since.lock())?;
+        Some(Duration::try_from(now.duration_since(since)).unwrap_or_default())
     }
 
     /// Returns the metrics of the store's writer.
@@ -278,6 +339,9 @@ impl Metrics {
     pub fn attempted(&self, attempt: &Attempt, next: NextState, used: u32, accepted_at: Timestamp, now: Timestamp) {
         self.attempts.at(attempt_index(attempt)).inc();
         self.attempt_duration.observe(attempt.timings.total / 1e3);
+        if let Some(status) = attempt.status {
+            self.answers.at(answer_index(status)).inc();
+        }
         let is_delivered = attempt.decision.verdict == Verdict::Delivered;
         if let Some(index) = early_index(used, is_delivered) {
             self.early_attempts.at(index).inc();
@@ -293,19 +357,33 @@ impl Metrics {
                 // Replays are left out: one after a month says nothing about
                 // how fast the gateway delivers.
                 if used == attempt.number {
-                    self.time_to_deliver.observe(seconds_between(accepted_at, now));
+                    let took = seconds_between(accepted_at, now);
+                    self.time_to_deliver.observe(took);
+                    self.count_in_slo(took <= SLO_SECONDS);
                 }
             }
-            NextState::Dead(cause) => self.died(cause, used),
-            NextState::ExpiredByProducer => self.died(DeadCause::Expired, used),
+            NextState::Dead(cause) => self.died(cause, used, used < attempt.number),
+            NextState::ExpiredByProducer => self.died(DeadCause::Expired, used, used < attempt.number),
         }
     }
 
     /// Counts a delivery that died after this many attempts of its budget.
     /// [`Metrics::attempted`] calls it where an attempt led to the death.
-    pub fn died(&self, cause: DeadCause, used: u32) {
+    pub fn died(&self, cause: DeadCause, used: u32, is_replay: bool) {
         self.deliveries_finished.at(DeliveryEnd::Dead(cause).index()).inc();
         self.delivery_attempts.at(1).observe(f64::from(used));
+        let is_refused = match cause {
+            DeadCause::Refused | DeadCause::Gone => true,
+            DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged => false,
+        };
+        if !is_refused && !is_replay {
+            self.count_in_slo(false);
+        }
+    }
+
+    /// Counts a delivery that the service-level goal speaks of.
+    fn count_in_slo(&self, is_met: bool) {
+        self.slo_deliveries.at(usize::from(!is_met)).inc();
     }
 
     /// Counts this many cancelled deliveries.
@@ -326,6 +404,11 @@ impl Metrics {
     /// Counts this many events that no longer match their checksum.
     pub fn damaged(&self, events: usize) {
         self.damaged_events.inc_by(events as u64);
+    }
+
+    /// Counts this many dead letters that were deleted after their retention.
+    pub fn dead_letters_forgotten(&self, count: usize) {
+        self.dead_letters_forgotten.inc_by(count as u64);
     }
 
     /// Counts an outcome that was refused because its shard has another owner now.
@@ -363,9 +446,20 @@ impl Metrics {
             | OperationalEventType::BreakerOpened
             | OperationalEventType::BreakerClosed
             | OperationalEventType::DeliveryDead
+            | OperationalEventType::DeliveryForgotten
             | OperationalEventType::JobFinished => return,
         };
         of_lanes.inc();
+    }
+
+    /// Counts windows of figures that are lost.
+    pub fn figures_dropped(&self, windows: u64) {
+        self.figures_dropped.inc_by(windows);
+    }
+
+    /// Counts so many spans of traces by what became of them.
+    pub fn spans(&self, result: SpanResult, count: u64) {
+        self.trace_spans.at(result as usize).inc_by(count);
     }
 
     /// Counts a mail to an owner by its outcome.

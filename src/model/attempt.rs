@@ -23,7 +23,7 @@ pub struct Attempt {
     /// Duration of each phase.
     pub timings: Timings,
     /// URL it was sent to, in records of older versions; empty in newer ones.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
     /// Version of the endpoint's URL that it was sent to.
     #[serde(default)]
@@ -48,6 +48,9 @@ pub struct Attempt {
     /// Newest of the secrets that signed; none in records of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_id: Option<SecretId>,
+    /// `traceparent` that was sent, if the event has a trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
     /// Response headers, up to a size limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,

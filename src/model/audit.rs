@@ -4,6 +4,7 @@
 //! no secret or payload can get into it.
 
 use crate::model::named_enum::NamedEnum;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::id::{AuditId, TenantId, TokenId};
+use super::job::Job;
 
 /// Who makes a change. Every store verb that the audit log records takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +93,14 @@ pub enum AuditAction {
     #[serde(rename = "tenant.deleted")]
     #[strum(serialize = "tenant.deleted")]
     TenantDeleted,
+    /// The purge of a tenant was begun: from then on it is gone for everybody.
+    #[serde(rename = "tenant.purge_started")]
+    #[strum(serialize = "tenant.purge_started")]
+    TenantPurgeStarted,
+    /// A tenant was purged: nothing of it is stored any more.
+    #[serde(rename = "tenant.purged")]
+    #[strum(serialize = "tenant.purged")]
+    TenantPurged,
     /// An endpoint was created.
     #[serde(rename = "endpoint.created")]
     #[strum(serialize = "endpoint.created")]
@@ -179,6 +189,38 @@ pub enum AuditAction {
     #[serde(rename = "token.revoked")]
     #[strum(serialize = "token.revoked")]
     TokenRevoked,
+    /// A link to sign in with was made.
+    #[serde(rename = "link.created")]
+    #[strum(serialize = "link.created")]
+    LinkCreated,
+    /// A link was revoked, with the session that it began, if it did.
+    #[serde(rename = "link.revoked")]
+    #[strum(serialize = "link.revoked")]
+    LinkRevoked,
+    /// A person signed in to the pages.
+    #[serde(rename = "session.started")]
+    #[strum(serialize = "session.started")]
+    SessionStarted,
+    /// A person signed out.
+    #[serde(rename = "session.ended")]
+    #[strum(serialize = "session.ended")]
+    SessionEnded,
+    /// A session was revoked, or all of a tenant.
+    #[serde(rename = "session.revoked")]
+    #[strum(serialize = "session.revoked")]
+    SessionRevoked,
+    /// A backup of the store was begun.
+    #[serde(rename = "backup.started")]
+    #[strum(serialize = "backup.started")]
+    BackupStarted,
+    /// The admin token was replaced.
+    #[serde(rename = "admin_token.renewed")]
+    #[strum(serialize = "admin_token.renewed")]
+    AdminTokenRenewed,
+    /// The master key was replaced.
+    #[serde(rename = "master_key.rotated")]
+    #[strum(serialize = "master_key.rotated")]
+    MasterKeyRotated,
     /// Requests from one address failed authentication again and again.
     #[serde(rename = "auth.repeated")]
     #[strum(serialize = "auth.repeated")]
@@ -252,9 +294,28 @@ pub struct AuditRecord {
     pub resource: String,
     /// Names of the fields that changed.
     pub fields: Vec<String>,
+    /// Number of rows that a purge deleted, by kind.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
 }
 
 impl AuditEntry {
+    /// Returns the entry that a tenant was purged, by whoever began the purge.
+    pub fn of_purge(purge: &Job, tenant: &TenantId, at: Timestamp, random: u128) -> Self {
+        let record = AuditRecord {
+            at,
+            by: purge.spec.by.clone(),
+            from: None,
+            request_id: purge.id.to_string(),
+            action: AuditAction::TenantPurged,
+            tenant: TenantId::system(),
+            resource: tenant.to_string(),
+            fields: Vec::new(),
+            counts: purge.counts().purge.map(|progress| progress.rows).unwrap_or_default(),
+        };
+        Self { id: AuditId::mint(at, random), record }
+    }
+
     /// Returns the entry for an action of a caller.
     pub fn of(caller: &Caller, audited: &AuditedAction, random: u128) -> Self {
         let record = AuditRecord {
@@ -266,6 +327,7 @@ impl AuditEntry {
             tenant: audited.tenant.clone(),
             resource: audited.resource.clone(),
             fields: audited.fields.clone(),
+            counts: BTreeMap::new(),
         };
         Self { id: AuditId::mint(caller.at, random), record }
     }

@@ -31,6 +31,8 @@ pub struct BreakerSettings {
     /// How long it stays open at most; each failed probe doubles the time. `cooldown` to 24h.
     #[schema(value_type = String, example = "10m")]
     pub cooldown_max: Span,
+    /// Whether deliveries do not age while it is open: `max_age` then leaves out the time of an outage, as it leaves out a pause.
+    pub pauses_age: bool,
 }
 
 impl Default for BreakerSettings {
@@ -43,6 +45,7 @@ impl Default for BreakerSettings {
             window: Span::secs(60),
             cooldown: Span::secs(10),
             cooldown_max: Span::secs(600),
+            pauses_age: false,
         }
     }
 }

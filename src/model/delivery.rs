@@ -82,6 +82,24 @@ pub enum BodyFormat {
     Thin = 2,
     /// A CloudEvent 1.0, structured.
     Cloudevents = 3,
+    /// A sentence for Slack. These four are for operational events alone.
+    Slack = 4,
+    /// A sentence for Microsoft Teams.
+    Teams = 5,
+    /// A sentence for Discord.
+    Discord = 6,
+    /// A sentence for Mattermost.
+    Mattermost = 7,
+}
+
+impl BodyFormat {
+    /// Whether it is a message for a chat, as operational events alone can be.
+    pub fn is_chat(self) -> bool {
+        match self {
+            Self::Slack | Self::Teams | Self::Discord | Self::Mattermost => true,
+            Self::Envelope | Self::Raw | Self::Thin | Self::Cloudevents => false,
+        }
+    }
 }
 
 /// What a waiting delivery waits for: the first of these that holds.
@@ -248,6 +266,18 @@ pub fn after(now: Timestamp, delay: Duration) -> Timestamp {
     let millis = delay.as_nanos().div_ceil(1_000_000);
     let millis = i64::try_from(millis).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_add(millis)).unwrap_or(Timestamp::MAX)
+}
+
+/// Returns the time between two moments; nothing if the second is the earlier one.
+pub fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
+    let millis = to.as_millisecond().saturating_sub(from.as_millisecond());
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// Returns the time that is this much earlier.
+pub fn before(now: Timestamp, span: Duration) -> Timestamp {
+    let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+    Timestamp::from_millisecond(now.as_millisecond().saturating_sub(millis)).unwrap_or(Timestamp::MIN)
 }
 
 /// A delivery as it is shown to people.

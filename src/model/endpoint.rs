@@ -9,9 +9,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::delivery::elapsed;
 use super::endpoint_event::{Actor, EndpointEvent};
 use super::event::EventKey;
-use super::health::EndpointHealth;
+use super::health::{BreakerPhase, EndpointHealth};
 use super::id::{EndpointId, TenantId};
 use super::policy::RetryPolicy;
 use super::rate::Rate;
@@ -19,10 +20,14 @@ pub use super::signing::Secret;
 use super::url_versions::UrlVersions;
 use super::wall_offset::WallOffset;
 pub use ceiling::{AboveCeiling, CappedSetting, EndpointCeiling};
+pub use defaults::EndpointDefaults;
+pub use inherited_setting::InheritedSetting;
 pub use matching::{EndpointMatch, ParsedData};
-pub use settings::{AttemptTimeouts, EndpointSettings, OnDead, Ordering};
+pub use settings::{AttemptTimeouts, EndpointSettings, ListensTo, OnDead, Ordering};
 
 mod ceiling;
+mod defaults;
+mod inherited_setting;
 mod matching;
 mod settings;
 
@@ -130,7 +135,7 @@ impl EndpointStatus {
         let before = Duration::from_millis(self.held_ms);
         match self.state {
             EndpointState::Active => before,
-            EndpointState::Paused | EndpointState::Disabled => before + between(self.since, now),
+            EndpointState::Paused | EndpointState::Disabled => before + elapsed(self.since, now),
         }
     }
 
@@ -141,15 +146,47 @@ impl EndpointStatus {
     }
 }
 
-fn between(from: Timestamp, to: Timestamp) -> Duration {
-    let millis = to.as_millisecond().saturating_sub(from.as_millisecond());
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
-}
-
 impl Endpoint {
-    /// Returns the same endpoint under this ceiling.
-    pub fn below(self, ceiling: EndpointCeiling) -> Self {
+    /// Returns the same endpoint with what it has from its tenant: the ceiling, and
+    /// the settings that it inherits. Stores apply this to whatever they read, and
+    /// to all endpoints of a tenant that was changed.
+    pub fn under(mut self, ceiling: EndpointCeiling, defaults: &EndpointDefaults) -> Self {
+        self.settings.inherit(defaults);
         Self { ceiling, policy: ceiling.policy(self.settings.retry.filled()), ..self }
+    }
+
+    /// Whether [`Endpoint::under`] changes nothing.
+    pub fn is_under(&self, ceiling: EndpointCeiling) -> bool {
+        self.ceiling == ceiling && self.settings.inherits.is_empty()
+    }
+
+    /// Returns for how long its deliveries have not aged in all: the time in which
+    /// it was paused or disabled, and, if its breaker pauses their age, the time in
+    /// which that was open.
+    pub fn held(&self, now: Timestamp) -> Duration {
+        self.status.held(now) + self.health.unaged(&self.settings.breaker, self.called_until(now))
+    }
+
+    /// Whether its deliveries age at present.
+    pub fn is_aging(&self) -> bool {
+        let is_open = matches!(self.health.phase, BreakerPhase::Open { .. });
+        self.status.state == EndpointState::Active && !(is_open && self.settings.breaker.pauses_age)
+    }
+
+    /// Ends the time in which an open breaker held its deliveries; the breaker
+    /// changes next.
+    pub fn end_open_breaker(&mut self, now: Timestamp) {
+        let until = self.called_until(now);
+        self.health.end_open(&self.settings.breaker, until);
+    }
+
+    /// Returns the end of the time that only its breaker can have held: now, or
+    /// its pause, which counts on its own.
+    fn called_until(&self, now: Timestamp) -> Timestamp {
+        match self.status.state {
+            EndpointState::Active => now,
+            EndpointState::Paused | EndpointState::Disabled => now.min(self.status.since),
+        }
     }
 
     /// Returns how many requests may be open at once.

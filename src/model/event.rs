@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::checksum::Checksum;
 use super::id::{EndpointId, EventId, TenantId};
+use super::trace_context::TraceContext;
 
 /// An event as accepted.
 #[derive(Clone)]
@@ -32,6 +33,10 @@ pub struct Event {
     pub expires_at: Option<Timestamp>,
     /// Endpoints it is addressed to, if it names some.
     pub endpoints: Option<Vec<EndpointId>>,
+    /// Public URL with which the links to its data begin, if a delivery of it is thin.
+    pub link_base: Option<String>,
+    /// Trace it belongs to, if its producer gave one. It is no part of the content.
+    pub trace: Option<TraceContext>,
     /// Time at which it was accepted.
     pub accepted_at: Timestamp,
     /// Producer's bytes: one JSON value, or empty once they were expunged.
@@ -57,6 +62,8 @@ impl Event {
             schema_version: None,
             expires_at: None,
             endpoints: None,
+            link_base: None,
+            trace: None,
             accepted_at,
             data: Bytes::new(),
         }
@@ -69,7 +76,7 @@ impl Event {
 
     /// Returns the checksum over everything that is sent to receivers.
     pub fn checksum(&self) -> i64 {
-        Checksum::default()
+        let sum = Checksum::default()
             .text(Some(self.id.as_str()))
             .text(Some(self.tenant.as_str()))
             .text(Some(self.event_type.as_str()))
@@ -77,8 +84,9 @@ impl Event {
             .text(self.timestamp.as_deref())
             .number(self.accepted_at.as_millisecond().cast_unsigned())
             .text(self.schema_version.as_deref())
-            .bytes(&self.data)
-            .end()
+            .bytes(&self.data);
+        // Sums of events without one are as in older versions.
+        if self.link_base.is_some() { sum.text(self.link_base.as_deref()).end() } else { sum.end() }
     }
 
     /// Whether it no longer matches its stored checksum. Rows of older versions
@@ -198,6 +206,15 @@ macro_rules! checked_text {
 checked_text!(EventType);
 checked_text!(EventKey);
 
+/// Returns how deep a JSON text nests, if that is deeper than `most`. Few texts have
+/// more brackets than that, and those are counted many bytes at a time.
+pub fn deeper_than(json: &[u8], most: usize) -> Option<usize> {
+    let brackets_of = |part: &[u8]| part.iter().fold(0u8, |sum, byte| sum.wrapping_add(u8::from(byte | 0x20 == b'{')));
+    // So many bytes have no more brackets than a byte can count.
+    let brackets: usize = json.chunks(255).map(|part| usize::from(brackets_of(part))).sum();
+    (brackets > most).then(|| json_depth(json)).filter(|depth| *depth > most)
+}
+
 /// Returns how deep the arrays and objects of a JSON text nest. The bytes must be
 /// well-formed JSON; brackets inside strings are skipped.
 pub fn json_depth(json: &[u8]) -> usize {
@@ -230,6 +247,17 @@ pub fn json_depth(json: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_is_deeper_than_a_limit_by_its_nesting_and_not_by_its_brackets() {
+        let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert_eq!(deeper_than(nested(64).as_bytes(), 64), None);
+        assert_eq!(deeper_than(nested(65).as_bytes(), 64), Some(65));
+        assert_eq!(deeper_than(nested(1_000).as_bytes(), 64), Some(1_000));
+        let wide = format!("[{}]", vec![r#"{"a":"[[{{"}"#; 500].join(","));
+        assert_eq!(deeper_than(wide.as_bytes(), 64), None);
+        assert_eq!(deeper_than(wide.as_bytes(), 1), Some(2));
+    }
 
     #[test]
     fn types_are_dotted_words() {

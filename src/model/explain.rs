@@ -266,8 +266,7 @@ impl ExplanationFacts<'_> {
             }
             DeadlineSource::Expiry => format!("It is given up at {at:.0}, when its event is over (expires_at)"),
         };
-        let is_held = matches!(self.outlook.waiting_for, Some(WaitingFor::Pause | WaitingFor::Disabled));
-        let moves_on = if is_held && by == DeadlineSource::Age {
+        let moves_on = if !endpoint.is_aging() && by == DeadlineSource::Age {
             " That moves on for as long as the endpoint is held."
         } else {
             ""

@@ -98,8 +98,7 @@ pub fn glob_matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().expect("split yields at least one part");
     let Some(mut rest) = text.strip_prefix(first) else { return false };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else { return rest.is_empty() };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
     for part in parts {
         match rest.find(part) {
             Some(at) => rest = &rest[at + part.len()..],

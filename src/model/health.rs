@@ -11,9 +11,13 @@
 //! is. [`EndpointHealth`] is stored, [`CircuitBreaker`] observes every answer and
 //! changes it.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::breaker::BreakerSettings;
+use super::delivery::{after, elapsed};
 use super::rate::Rate;
 use super::wall_offset::WallOffset;
 pub use circuit_breaker::{AutoPauseLimits, BreakerInput, BreakerThresholds, CircuitBreaker};
@@ -23,6 +27,8 @@ mod circuit_breaker;
 /// Milliseconds without a change after which a ramp counts as completed: no
 /// requests came that could have widened it.
 const RAMP_MAX_MS: i64 = 60_000;
+/// Longest ramp of an endpoint that was gained with a large backlog.
+const GAINED_RAMP: Duration = Duration::from_secs(5);
 /// Requests per second that a ramp always allows.
 const RAMP_RATE_MIN: f64 = 10.0;
 /// The stored health of an endpoint.
@@ -31,10 +37,8 @@ const RAMP_RATE_MIN: f64 = 10.0;
 pub struct EndpointHealth {
     /// Number of resets. Answers to requests from before a reset are ignored, and
     /// the later of two writes is the one with the higher generation and version.
-    #[serde(rename = "life")]
     pub generation: u32,
     /// Number of changes within this generation.
-    #[serde(rename = "serial")]
     pub version: u64,
     /// Time of the last reset.
     pub from: Option<Timestamp>,
@@ -44,6 +48,10 @@ pub struct EndpointHealth {
     pub since: Option<Timestamp>,
     /// Time at which the ramp last became wider or narrower.
     pub stepped_at: Option<Timestamp>,
+    /// Time at which the ramp ends at the latest, if it is that of an endpoint which
+    /// was gained with a large backlog.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ramp_until: Option<Timestamp>,
     /// Why the breaker is open, or was before it recovers.
     pub reason: Option<String>,
     /// How often it has opened since it was last fully closed.
@@ -53,12 +61,19 @@ pub struct EndpointHealth {
     /// Permanent answers without a success between them.
     pub refusals: u32,
     /// Answers of any kind without a success between them.
-    #[serde(rename = "misses")]
     pub answers_without_success: u32,
     /// Start of the first failed request since the last success.
     pub failing_since: Option<Timestamp>,
     /// Time at which trouble was reported that still lasts.
     pub trouble_since: Option<Timestamp>,
+    /// Milliseconds that the breaker was open in all, up to its last closing, while
+    /// its settings had `pauses_age`. Deliveries do not age meanwhile.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unaged_ms: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The stored phase of a breaker.
@@ -110,6 +125,7 @@ impl EndpointHealth {
             from: wall(self.from),
             since: wall(self.since),
             stepped_at: wall(self.stepped_at),
+            ramp_until: wall(self.ramp_until),
             failing_since: wall(self.failing_since),
             trouble_since: wall(self.trouble_since),
             ..self
@@ -183,6 +199,9 @@ impl EndpointHealth {
     }
 
     fn is_ramp_over(&self, now: Timestamp) -> bool {
+        if self.ramp_until.is_some_and(|until| until <= now) {
+            return true;
+        }
         let changed_at = self.stepped_at.max(self.since);
         changed_at.is_some_and(|changed_at| now.as_millisecond() - changed_at.as_millisecond() >= RAMP_MAX_MS)
     }
@@ -190,6 +209,22 @@ impl EndpointHealth {
     /// Whether this was written later than the other.
     pub fn is_after(&self, other: &Self) -> bool {
         (self.generation, self.version) > (other.generation, other.version)
+    }
+
+    /// Returns for how long deliveries have not aged in all because the breaker was
+    /// open, until this time.
+    pub fn unaged(&self, breaker: &BreakerSettings, now: Timestamp) -> Duration {
+        let before = Duration::from_millis(self.unaged_ms);
+        match (self.phase, self.since) {
+            (BreakerPhase::Open { .. }, Some(since)) if breaker.pauses_age => before + elapsed(since, now),
+            _ => before,
+        }
+    }
+
+    /// Adds the time that ends with an open breaker to [`EndpointHealth::unaged_ms`];
+    /// the phase changes next.
+    pub fn end_open(&mut self, breaker: &BreakerSettings, now: Timestamp) {
+        self.unaged_ms = u64::try_from(self.unaged(breaker, now).as_millis()).unwrap_or(u64::MAX);
     }
 
     /// Returns a fresh start with a ramp: after a pause, another URL, or when a
@@ -201,8 +236,21 @@ impl EndpointHealth {
             phase: BreakerPhase::Ramp { width: 1 },
             since: Some(now),
             trouble_since: self.trouble_since,
+            unaged_ms: self.unaged_ms,
             ..Self::default()
         }
+    }
+
+    /// Returns the health with a ramp of a few seconds, unless the breaker is open
+    /// or recovers already: for an endpoint that this node begins to call and that
+    /// has much due.
+    pub fn gained(&self, now: Timestamp) -> Self {
+        if self.phase != BreakerPhase::Closed {
+            return self.clone();
+        }
+        let phase = BreakerPhase::Ramp { width: 1 };
+        let ramp_until = Some(after(now, GAINED_RAMP));
+        Self { phase, since: Some(now), stepped_at: Some(now), ramp_until, ..self.clone() }
     }
 
     /// Returns the health with the breaker opened by a person, for a time or
@@ -214,6 +262,7 @@ impl EndpointHealth {
             phase: BreakerPhase::Open { until },
             since: Some(now),
             reason: Some(reason),
+            ramp_until: None,
             ..self.clone()
         }
     }

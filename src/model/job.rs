@@ -6,14 +6,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::delivery::{DeadCause, Delivery, DeliveryState};
-use super::filter::glob_matches;
 use super::id::{DeliveryId, EndpointId, JobId, TenantId};
-use super::named_enum::NamedEnum;
 use super::span::Span;
-use super::wall_offset::WallOffset;
 
-/// Most deliveries that a filter may name by their ids.
-pub const IDS_MAX: usize = 5_000;
+pub use super::job_filter::{IDS_MAX, JobFilter};
+pub use super::purge::PurgeProgress;
+
+/// Most jobs of a tenant that are not over.
+pub const UNFINISHED_MAX: u32 = 100;
 
 /// What a job does to each delivery.
 #[derive(
@@ -39,6 +39,10 @@ pub enum JobKind {
     Discard,
     /// Waiting ones are cancelled.
     Cancel,
+    /// Endpoints get past events that match them and that they never got.
+    Backfill,
+    /// Everything that is stored of a tenant is deleted.
+    Purge,
 }
 
 impl JobKind {
@@ -47,7 +51,7 @@ impl JobKind {
     pub fn state(self) -> DeliveryState {
         match self {
             Self::Replay | Self::Discard => DeliveryState::Dead,
-            Self::Retry | Self::Cancel => DeliveryState::Waiting,
+            Self::Retry | Self::Cancel | Self::Backfill | Self::Purge => DeliveryState::Waiting,
         }
     }
 
@@ -57,6 +61,7 @@ impl JobKind {
             Self::Replay => state != DeliveryState::Waiting,
             Self::Discard => state == DeliveryState::Dead,
             Self::Retry | Self::Cancel => state == DeliveryState::Waiting,
+            Self::Backfill | Self::Purge => false,
         }
     }
 
@@ -64,8 +69,8 @@ impl JobKind {
     /// follows each delivery to its end.
     pub fn is_sending(self) -> bool {
         match self {
-            Self::Replay | Self::Retry => true,
-            Self::Discard | Self::Cancel => false,
+            Self::Replay | Self::Retry | Self::Backfill => true,
+            Self::Discard | Self::Cancel | Self::Purge => false,
         }
     }
 }
@@ -96,12 +101,19 @@ pub enum JobState {
     Finished = 2,
     /// A person ended it.
     Cancelled = 3,
+    /// It begins when another one of its tenant is over.
+    Queued = 4,
+    /// It met something that this version cannot read, and `error` says what.
+    Failed = 5,
 }
 
 impl JobState {
     /// Whether nothing more comes of it.
     pub fn is_over(self) -> bool {
-        matches!(self, Self::Finished | Self::Cancelled)
+        match self {
+            Self::Finished | Self::Cancelled | Self::Failed => true,
+            Self::Running | Self::Paused | Self::Queued => false,
+        }
     }
 }
 
@@ -118,13 +130,15 @@ pub enum JobChange {
 
 impl JobChange {
     /// Returns the state that the job has then, or nothing if its present state does not
-    /// allow it.
-    pub fn apply(self, state: JobState) -> Option<JobState> {
+    /// allow it. `has_room` says whether its tenant may have another one that runs.
+    pub fn apply(self, state: JobState, has_room: bool) -> Option<JobState> {
         match (self, state) {
-            (Self::Pause, JobState::Running | JobState::Paused) => Some(JobState::Paused),
-            (Self::Resume, JobState::Running | JobState::Paused) => Some(JobState::Running),
-            (Self::Cancel, JobState::Running | JobState::Paused) => Some(JobState::Cancelled),
-            (_, JobState::Finished | JobState::Cancelled) => None,
+            (_, JobState::Finished | JobState::Cancelled | JobState::Failed) => None,
+            (Self::Pause, JobState::Running | JobState::Paused | JobState::Queued) => Some(JobState::Paused),
+            (Self::Resume, JobState::Running) => Some(JobState::Running),
+            (Self::Resume, JobState::Paused | JobState::Queued) if has_room => Some(JobState::Running),
+            (Self::Resume, JobState::Paused | JobState::Queued) => Some(JobState::Queued),
+            (Self::Cancel, JobState::Running | JobState::Paused | JobState::Queued) => Some(JobState::Cancelled),
         }
     }
 
@@ -138,105 +152,9 @@ impl JobChange {
     }
 }
 
-/// Which deliveries a job takes. Every field that is set must match; of a list, one
-/// value.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct JobFilter {
-    /// Whether an empty filter is meant: every delivery in the state.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub all: bool,
-    /// In this state: `dead` for replay and discard, `waiting` for retry and cancel, if not said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<DeliveryState>,
-    /// To one of these endpoints.
-    #[schema(value_type = Vec<String>)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub endpoints: Vec<EndpointId>,
-    /// Of one of these event types; `*` stands for any text, also with dots.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub event_types: Vec<String>,
-    /// With this key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    /// Dead for this cause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cause: Option<DeadCause>,
-    /// With one of these last answers: a status such as `503`, a class such as `4xx`, or the kind of a failure such as `timeout`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub answers: Vec<String>,
-    /// Created at this time or later, RFC 3339.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_since: Option<Timestamp>,
-    /// Created before this time.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_until: Option<Timestamp>,
-    /// Delivered, dead or cancelled at this time or later.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub finished_since: Option<Timestamp>,
-    /// Delivered, dead or cancelled before this time.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub finished_until: Option<Timestamp>,
-    /// With one of these ids, at most 5,000.
-    #[schema(value_type = Vec<String>)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ids: Vec<DeliveryId>,
-}
-
-impl JobFilter {
-    /// Whether it chooses nothing but the state.
-    pub fn is_empty(&self) -> bool {
-        *self == Self { all: self.all, state: self.state, ..Self::default() }
-    }
-
-    /// Returns the same filter with its times converted to engine time.
-    pub fn on_engine(self, offset: WallOffset) -> Self {
-        let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
-        Self {
-            accepted_since: engine(self.accepted_since),
-            accepted_until: engine(self.accepted_until),
-            finished_since: engine(self.finished_since),
-            finished_until: engine(self.finished_until),
-            ..self
-        }
-    }
-
-    /// Whether a delivery passes, apart from its state.
-    pub fn matches(&self, delivery: &Delivery) -> bool {
-        let within = |at: Option<Timestamp>, since: Option<Timestamp>, until: Option<Timestamp>| {
-            since.is_none_or(|since| at.is_some_and(|at| at >= since))
-                && until.is_none_or(|until| at.is_some_and(|at| at < until))
-        };
-        (self.endpoints.is_empty() || self.endpoints.contains(&delivery.endpoint_id))
-            && (self.event_types.is_empty()
-                || self.event_types.iter().any(|pattern| glob_matches(pattern, &delivery.event_type)))
-            && (self.key.is_none() || self.key == delivery.key)
-            && (self.cause.is_none() || self.cause == delivery.cause)
-            && (self.answers.is_empty() || self.answers.iter().any(|answer| is_answer(answer, delivery)))
-            && within(Some(delivery.created_at), self.accepted_since, self.accepted_until)
-            && within(delivery.finished_at, self.finished_since, self.finished_until)
-            && (self.ids.is_empty() || self.ids.contains(&delivery.id))
-    }
-}
-
-/// Whether a delivery's last answer is this status, class or kind of failure.
-fn is_answer(answer: &str, delivery: &Delivery) -> bool {
-    match (delivery.last_status, &delivery.last_error) {
-        (Some(status), _) => {
-            let class = answer.strip_suffix("xx").and_then(|class| class.parse::<u16>().ok());
-            class.map_or_else(|| answer == status.to_string(), |class| status / 100 == class)
-        }
-        (None, Some(error)) => answer == error.kind.as_str(),
-        (None, None) => false,
-    }
-}
-
 /// What a person asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct JobSpec {
     /// What is done to each delivery.
     pub kind: JobKind,
@@ -291,6 +209,9 @@ impl JobSpec {
             if delivery.cause == Some(DeadCause::Damaged) {
                 return JobDecision::LeaveOut(LeftOut::Damaged);
             }
+            if candidate.is_expunged {
+                return JobDecision::LeaveOut(LeftOut::Expunged);
+            }
             if delivery.lane.is_some() && candidate.is_passed && !self.even_overtaken {
                 return JobDecision::LeaveOut(LeftOut::Overtaken);
             }
@@ -306,6 +227,8 @@ pub struct JobCandidate {
     pub delivery: Delivery,
     /// Whether its lane has moved past it.
     pub is_passed: bool,
+    /// Whether the data of its event was removed.
+    pub is_expunged: bool,
 }
 
 /// What a job does about a delivery.
@@ -345,8 +268,10 @@ pub enum LeftOut {
     Damaged,
     /// Its endpoint was deleted.
     EndpointDeleted,
-    /// It is older than was asked for.
+    /// It is older than was asked for, or a past event is too old to be sent.
     TooOld,
+    /// The endpoint has had a delivery of the event.
+    AlreadyGot,
     /// Its state changed meanwhile, or a request for it is open.
     WrongState,
 }
@@ -366,6 +291,20 @@ pub struct JobCounts {
     pub dead: u64,
     /// Changed ones that wait.
     pub waiting: u64,
+    /// Deliveries that match and come later, because another one of their lane is under
+    /// way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held: u64,
+    /// Deliveries that were thought to match when the job began, if that was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<u64>,
+    /// How far a purge has come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purge: Option<PurgeProgress>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl JobCounts {
@@ -381,8 +320,12 @@ impl JobCounts {
         self.delivered += other.delivered;
         self.dead += other.dead;
         self.waiting += other.waiting;
+        self.held += other.held;
         for (why, count) in &other.left_out {
             *self.left_out.entry(*why).or_default() += count;
+        }
+        if let Some(purge) = &other.purge {
+            self.purge.get_or_insert_default().add(&purge.rows);
         }
     }
 }
@@ -390,6 +333,8 @@ impl JobCounts {
 /// The part of a job at one endpoint. The owner of the endpoint does it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobPart {
+    /// Tenant of the endpoint.
+    pub tenant: TenantId,
     /// Endpoint of the deliveries.
     pub endpoint: EndpointId,
     /// The last delivery that was looked at; all up to it are done.
@@ -404,8 +349,8 @@ pub struct JobPart {
 
 impl JobPart {
     /// Returns a part that has not begun.
-    pub fn new(endpoint: EndpointId) -> Self {
-        Self { endpoint, after: None, is_read: false, is_done: false, counts: JobCounts::default() }
+    pub fn new(tenant: TenantId, endpoint: EndpointId) -> Self {
+        Self { tenant, endpoint, after: None, is_read: false, is_done: false, counts: JobCounts::default() }
     }
 }
 
@@ -414,7 +359,7 @@ impl JobPart {
 pub struct Job {
     /// Id of the job.
     pub id: JobId,
-    /// Tenant that the deliveries belong to.
+    /// Tenant that the deliveries belong to; `_system` for those of all tenants.
     pub tenant: TenantId,
     /// What was asked for.
     pub spec: JobSpec,
@@ -424,6 +369,8 @@ pub struct Job {
     pub created_at: Timestamp,
     /// Time at which it ended.
     pub finished_at: Option<Timestamp>,
+    /// Why it failed, if it did.
+    pub error: Option<String>,
     /// Its parts at endpoints.
     pub parts: Vec<JobPart>,
 }
@@ -441,8 +388,10 @@ impl Job {
 mod tests {
     use super::*;
     use crate::model::answer::{AttemptFailure, FailureKind};
+    use crate::model::dead_letter_group::DeadLetterGroup;
     use crate::model::delivery::{BodyFormat, Progress};
     use crate::model::id::EventId;
+    use crate::model::wall_offset::WallOffset;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
@@ -475,7 +424,7 @@ mod tests {
             internal_error: None,
             body_sha256: None,
         };
-        JobCandidate { delivery, is_passed: false }
+        JobCandidate { delivery, is_passed: false, is_expunged: false }
     }
 
     fn spec(filter: JobFilter) -> JobSpec {
@@ -523,8 +472,13 @@ mod tests {
         let replay = spec(JobFilter::default());
         assert_eq!(decided(&replay, &passed), JobDecision::LeaveOut(LeftOut::Overtaken));
         assert_eq!(decided(&JobSpec { even_overtaken: true, ..replay.clone() }, &passed), JobDecision::Take);
-        let unordered = JobCandidate { delivery: Delivery { lane: None, ..dead().delivery }, is_passed: true };
+        let delivery = Delivery { lane: None, ..dead().delivery };
+        let unordered = JobCandidate { delivery, is_passed: true, is_expunged: false };
         assert_eq!(decided(&replay, &unordered), JobDecision::Take);
+        let expunged = JobCandidate { is_expunged: true, ..dead() };
+        assert_eq!(decided(&replay, &expunged), JobDecision::LeaveOut(LeftOut::Expunged));
+        let discard = JobSpec { kind: JobKind::Discard, ..replay };
+        assert_eq!(decided(&discard, &expunged), JobDecision::Take);
     }
 
     #[test]
@@ -537,11 +491,53 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_taken_or_not_or_needs_a_look() {
+        let group = DeadLetterGroup {
+            tenant: None,
+            endpoint: Some(EndpointId::mint(at(1), 2)),
+            cause: Some(DeadCause::Exhausted),
+            answer: Some("503".into()),
+            day: None,
+            count: 7,
+            oldest_at: at(50),
+            newest_at: at(60),
+        };
+        let takes = |filter: JobFilter| filter.takes_group(&group);
+        assert_eq!(takes(JobFilter { all: true, ..Default::default() }), Some(true));
+        assert_eq!(
+            takes(JobFilter { answers: vec!["timeout".into(), "5xx".into()], ..Default::default() }),
+            Some(true)
+        );
+        assert_eq!(takes(JobFilter { answers: vec!["timeout".into()], ..Default::default() }), Some(false));
+        assert_eq!(takes(JobFilter { cause: Some(DeadCause::Refused), ..Default::default() }), Some(false));
+        assert_eq!(takes(JobFilter { finished_since: Some(at(61)), ..Default::default() }), Some(false));
+        assert_eq!(takes(JobFilter { finished_until: Some(at(50)), ..Default::default() }), Some(false));
+        assert_eq!(takes(JobFilter { finished_since: Some(at(50)), ..Default::default() }), Some(true));
+        // Some died before and some after, and the tally knows no more.
+        assert_eq!(takes(JobFilter { finished_since: Some(at(55)), ..Default::default() }), None);
+        assert_eq!(takes(JobFilter { finished_until: Some(at(60)), ..Default::default() }), None);
+        assert_eq!(takes(JobFilter { key: Some("k".into()), ..Default::default() }), None);
+    }
+
+    #[test]
+    fn ids_are_compared_in_order() {
+        let wanted = dead().delivery.id;
+        let ids = [3, 9, 4].map(|n| DeliveryId::mint(at(20), n)).into_iter().chain([wanted]).collect();
+        let filter = JobFilter { ids, ..Default::default() }.on_engine(WallOffset::default());
+        assert!(filter.matches(&dead().delivery));
+        let other = Delivery { id: DeliveryId::mint(at(20), 5), ..dead().delivery };
+        assert!(!filter.matches(&other));
+    }
+
+    #[test]
     fn what_is_over_cannot_be_changed() {
-        assert_eq!(JobChange::Pause.apply(JobState::Running), Some(JobState::Paused));
-        assert_eq!(JobChange::Resume.apply(JobState::Paused), Some(JobState::Running));
+        assert_eq!(JobChange::Pause.apply(JobState::Running, true), Some(JobState::Paused));
+        assert_eq!(JobChange::Resume.apply(JobState::Paused, true), Some(JobState::Running));
+        assert_eq!(JobChange::Resume.apply(JobState::Paused, false), Some(JobState::Queued));
         for change in [JobChange::Pause, JobChange::Resume, JobChange::Cancel] {
-            assert!(change.apply(JobState::Finished).is_none() && change.apply(JobState::Cancelled).is_none());
+            for over in [JobState::Finished, JobState::Cancelled, JobState::Failed] {
+                assert!(over.is_over() && change.apply(over, true).is_none());
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct TenantLimits {
     /// How many tokens it may have. One more is 422 `limit_exceeded`.
     #[schema(maximum = 1_000_000)]
     pub tokens: u32,
-    /// How many of its jobs may be under way, paused ones included. One more is 422 `limit_exceeded`.
+    /// How many of its jobs run at once. More are queued, up to 100 that are not over; one more is 422 `limit_exceeded`.
     #[schema(maximum = 1_000)]
     pub jobs_running: u32,
     /// How many calls its tokens may make, events aside. More is 429 `rate_limited`. The admin token has no such rate.
@@ -99,13 +99,13 @@ pub struct OverLimit {
 }
 
 impl OverLimit {
-    /// Returns the refusal of another job.
-    pub fn of_jobs(tenant: &super::id::TenantId, running: u32, most: u32) -> Self {
+    /// Returns the refusal of another job of a tenant that has so many unfinished ones.
+    pub fn of_jobs(tenant: &super::id::TenantId, unfinished: u32, most: u32) -> Self {
         Self {
             tenant: tenant.clone(),
             limit: "jobs_running",
-            counted: "jobs under way",
-            used: running.to_string(),
+            counted: "jobs that are not over",
+            used: unfinished.to_string(),
             most: most.to_string(),
         }
     }
@@ -120,6 +120,8 @@ pub struct TenantUsage {
     pub settings_bytes: u64,
     /// Number of its tokens.
     pub tokens: u64,
+    /// Number of its jobs that run.
+    pub jobs_running: u64,
     /// What its events take up; on many nodes up to two seconds old.
     pub stored_bytes: u64,
     /// Its deliveries that wait; on many nodes up to two seconds old. Null while they are being counted.

@@ -1,8 +1,8 @@
-//! Operational events: what people are told about endpoints and deliveries.
+//! Operational events: reports about endpoints and deliveries, for people and their tools.
 //!
-//! They are ordinary events of the tenant `_system`, written in the same commit
-//! as what they report. There are none about `_system` itself, or a broken alert
-//! would cause alerts for ever.
+//! They are ordinary events of the tenant `_system`, and of the tenant they are
+//! about where it listens, written in the same commit as what they report. There are
+//! none about `_system` itself, or a broken alert would cause alerts for ever.
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -17,6 +17,11 @@ use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::job::{Job, JobCounts};
 use super::named_enum::NamedEnum;
 use super::url_versions::masked;
+
+/// Version of the fields in the data of operational events, sent as their
+/// `schema_version`. A field that is added leaves it as it is; one that is removed,
+/// renamed or means something else raises it.
+const DATA_VERSION: &str = "1";
 
 /// The type of an operational event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
@@ -39,6 +44,9 @@ pub enum OperationalEventType {
     /// A delivery is dead.
     #[strum(serialize = "delivery.dead")]
     DeliveryDead,
+    /// Dead letters of an endpoint were deleted after their retention.
+    #[strum(serialize = "delivery.forgotten")]
+    DeliveryForgotten,
     /// A job has done all.
     #[strum(serialize = "job.finished")]
     JobFinished,
@@ -71,6 +79,8 @@ pub struct OperationalEvent {
     pub event_type: OperationalEventType,
     /// Tenant of the endpoint it is about.
     pub tenant: TenantId,
+    /// Endpoint it is about, if it is about one.
+    pub endpoint: Option<EndpointId>,
     /// Data of the event.
     pub data: Map<String, Value>,
 }
@@ -86,6 +96,19 @@ pub struct DeliverySubject<'a> {
     pub delivery: DeliveryId,
     /// Key of its lane, if it is in a lane with a key.
     pub key: Option<&'a str>,
+}
+
+/// Dead letters of one cause that were deleted after their retention.
+#[derive(Debug, Clone, Copy)]
+pub struct ForgottenDead {
+    /// Cause of their death, if this version knows it.
+    pub cause: Option<DeadCause>,
+    /// Number of dead letters.
+    pub count: u64,
+    /// Time of the first death.
+    pub oldest_at: Timestamp,
+    /// Time of the last death.
+    pub newest_at: Timestamp,
 }
 
 impl OperationalEvent {
@@ -104,7 +127,7 @@ impl OperationalEvent {
         if let Some(until) = endpoint_event.until() {
             data.insert("next_probe_at".into(), json!(until));
         }
-        Some(Self { event_type, tenant: endpoint.tenant.clone(), data })
+        Some(Self { event_type, tenant: endpoint.tenant.clone(), endpoint: Some(endpoint.id), data })
     }
 
     /// Returns the operational event for a dead letter.
@@ -124,6 +147,28 @@ impl OperationalEvent {
         operational_event
     }
 
+    /// Returns the operational event for dead letters of an endpoint that were
+    /// deleted after their retention. There is one event for all of them: a bad
+    /// night long ago must not become a million events.
+    pub fn of_forgotten(tenant: &TenantId, endpoint: EndpointId, forgotten: &[ForgottenDead], at: Timestamp) -> Self {
+        let name = |one: &ForgottenDead| one.cause.map_or("unknown", |cause| cause.as_str());
+        let causes: Map<String, Value> = forgotten.iter().map(|one| (name(one).into(), json!(one.count))).collect();
+        let mut data = Map::new();
+        data.insert("tenant".into(), json!(tenant));
+        data.insert("endpoint".into(), json!(endpoint));
+        data.insert("count".into(), json!(forgotten.iter().map(|one| one.count).sum::<u64>()));
+        data.insert("causes".into(), Value::Object(causes));
+        data.insert("oldest_at".into(), json!(forgotten.iter().map(|one| one.oldest_at).min()));
+        data.insert("newest_at".into(), json!(forgotten.iter().map(|one| one.newest_at).max()));
+        data.insert("at".into(), json!(at));
+        Self {
+            event_type: OperationalEventType::DeliveryForgotten,
+            tenant: tenant.clone(),
+            endpoint: Some(endpoint),
+            data,
+        }
+    }
+
     /// Returns the operational event for a job that is finished.
     pub fn of_finished_job(job: &Job, counts: &JobCounts, at: Timestamp) -> Self {
         let mut data = Map::new();
@@ -136,7 +181,7 @@ impl OperationalEvent {
         data.insert("dead".into(), json!(counts.dead));
         data.insert("left_out".into(), json!(counts.left_out));
         data.insert("at".into(), json!(at));
-        Self { event_type: OperationalEventType::JobFinished, tenant: job.tenant.clone(), data }
+        Self { event_type: OperationalEventType::JobFinished, tenant: job.tenant.clone(), endpoint: None, data }
     }
 
     /// Returns the operational event for a lane that a dead letter blocks.
@@ -156,17 +201,15 @@ impl OperationalEvent {
         data.insert("delivery".into(), json!(subject.delivery));
         data.insert("key".into(), json!(subject.key));
         data.insert("at".into(), json!(at));
-        Self { event_type, tenant: subject.tenant.clone(), data }
+        Self { event_type, tenant: subject.tenant.clone(), endpoint: Some(subject.endpoint), data }
     }
 
-    /// Returns the event to write, or nothing if it is about the tenant `_system`.
-    pub fn event(self, now: Timestamp, random: u128) -> Option<Event> {
-        if self.tenant.is_system() {
-            return None;
-        }
-        let data = serde_json::to_vec(&Value::Object(self.data)).expect("operational events are plain data");
+    /// Returns the event to write for this tenant: `_system`, or the one it is about.
+    pub fn event(&self, tenant: TenantId, now: Timestamp, random: u128) -> Event {
+        let data = serde_json::to_vec(&self.data).expect("operational events are plain data");
         let (id, event_type) = (EventId::mint(now, random), EventType::from_stored(self.event_type.as_str()));
-        Some(Event { data: Bytes::from(data), ..Event::empty(TenantId::system(), id, event_type, now) })
+        let schema_version = Some(DATA_VERSION.into());
+        Event { data: Bytes::from(data), schema_version, ..Event::empty(tenant, id, event_type, now) }
     }
 }
 
@@ -187,22 +230,34 @@ mod tests {
         }
     }
 
+    /// Whoever changes what this version says changes [`DATA_VERSION`], or only adds.
+    #[test]
+    fn the_fields_of_version_1_are_these() {
+        let acme: TenantId = "acme".parse().unwrap();
+        let fields = |event: &OperationalEvent| event.data.keys().cloned().collect::<Vec<_>>().join(" ");
+        let about = |event: OperationalEvent| fields(&event);
+        let dead =
+            OperationalEvent::of_death(subject(&acme), &EventId::from_stored("e"), "a.b", DeadCause::Gone, 1, at());
+        let forgotten = ForgottenDead { cause: None, count: 1, oldest_at: at(), newest_at: at() };
+        let forgotten = OperationalEvent::of_forgotten(&acme, EndpointId::mint(at(), 1), &[forgotten], at());
+        assert_eq!(about(dead), "at attempts cause delivery endpoint event event_type key tenant");
+        assert_eq!(about(forgotten), "at causes count endpoint newest_at oldest_at tenant");
+        for lane in [OperationalEvent::of_blocked_lane, OperationalEvent::of_unblocked_lane] {
+            assert_eq!(about(lane(subject(&acme), at())), "at delivery endpoint key tenant");
+        }
+    }
+
     #[test]
     fn a_dead_letter_is_told_with_its_cause() {
         let acme: TenantId = "acme".parse().unwrap();
         let id = EventId::from_stored("evt_1");
         let operational_event =
             OperationalEvent::of_death(subject(&acme), &id, "invoice.paid", DeadCause::Refused, 3, at());
-        let event = operational_event.event(at(), 7).unwrap();
+        let event = operational_event.event(TenantId::system(), at(), 7);
         assert_eq!((event.tenant.as_str(), event.event_type.as_str()), ("_system", "delivery.dead"));
+        assert_eq!(event.schema_version.as_deref(), Some("1"), "its fields have a version of their own");
         let data: Value = serde_json::from_slice(&event.data).unwrap();
         assert_eq!(data["cause"], "refused");
         assert_eq!((&data["tenant"], &data["key"], &data["attempts"]), (&json!("acme"), &json!("k"), &json!(3)));
-    }
-
-    #[test]
-    fn nothing_is_told_about_the_tenant_that_is_told() {
-        let system = TenantId::system();
-        assert!(OperationalEvent::of_blocked_lane(subject(&system), at()).event(at(), 7).is_none());
     }
 }

@@ -113,7 +113,7 @@ fn value_words(actual: &str) -> String {
 
 /// Whether a field of this name is a time.
 pub fn is_time(name: &str) -> bool {
-    name.ends_with("_at") || name.ends_with("since") || name.ends_with("until")
+    name.ends_with("_at") || name.ends_with("since") || name.ends_with("until") || matches!(name, "from" | "to")
 }
 
 /// Returns what is wrong with a field that should be a time.

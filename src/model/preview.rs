@@ -30,6 +30,9 @@ pub struct Preview {
     pub survival: Vec<OutageOdds>,
     /// How gently deliveries come back when an outage ends.
     pub recovery: Recovery,
+    /// What counts towards `max_age`, as a sentence: time held by a pause does not, time held by the breaker does unless the endpoint's breaker has `pauses_age`.
+    #[schema(example = "max_age (1h) counts from the first attempt, ...")]
+    pub age: String,
 }
 
 /// When an attempt is made, counted from the first.
@@ -99,7 +102,29 @@ pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
         span: plan.bounds.last().map_or(Span::secs(0), |last| Span::millis(plan.clip(last.latest))),
         survival,
         recovery: Recovery { outage, first_minute: plan.first_minute(outage) },
+        age: age_rule(policy, None),
     }
+}
+
+/// Says what counts towards the age of a delivery. Whether the breaker of the
+/// endpoint pauses it is said of this endpoint, if it is known.
+pub fn age_rule(policy: &RetryPolicy, pauses_age: Option<bool>) -> String {
+    let max_age = policy.max_age;
+    let breaker = match pauses_age {
+        Some(true) => "nor does time in which its breaker is open (pauses_age is true)",
+        Some(false) => "time in which its breaker is open does (pauses_age is false)",
+        None => "time in which its breaker is open does, unless the breaker has pauses_age",
+    };
+    let outage = match pauses_age {
+        Some(true) => "so an outage ends neither them nor what was tried before it".to_owned(),
+        Some(false) | None => {
+            format!("so an outage of more than {max_age} may end what was tried before it and keep what came later")
+        }
+    };
+    format!(
+        "max_age ({max_age}) counts from the first attempt. Time in which the endpoint is paused does not count; \
+         {breaker}. Deliveries that the breaker holds before their first attempt are kept for --hold-max, {outage}."
+    )
 }
 
 /// The possible attempts of a policy, in whole milliseconds after the first.

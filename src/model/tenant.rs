@@ -3,12 +3,11 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::AttemptTimeouts;
+use super::endpoint::EndpointDefaults;
 use super::id::TenantId;
 use super::limits::TenantLimits;
 use super::rate::Rate;
-use super::retry_spec::RetrySpec;
-use super::status_rules::StatusRules;
+use super::span::Span;
 
 /// A tenant. Its events, endpoints and deliveries are separate from those of others.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +22,8 @@ pub struct Tenant {
     pub limits: TenantLimits,
     /// Defaults of its new endpoints.
     pub defaults: EndpointDefaults,
+    /// How long its records are kept, where that is not as long as all others.
+    pub retention: TenantRetention,
     /// Time at which it was created.
     pub created_at: Timestamp,
 }
@@ -33,8 +34,34 @@ impl Tenant {
         let TenantQuota { weight, rate, ingest } = self.quota;
         serde_json::json!({
             "name": self.name, "weight": weight, "rate": rate, "ingest": ingest, "limits": self.limits,
-            "defaults": self.defaults
+            "defaults": self.defaults, "retention": self.retention.finished,
+            "dead_letter_retention": self.retention.dead
         })
+    }
+}
+
+/// How long the records of a tenant are kept; nothing for as long as those of all
+/// others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantRetention {
+    /// Time that delivered and cancelled deliveries are kept, and events without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished: Option<Span>,
+    /// Time that dead letters are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead: Option<Span>,
+}
+
+impl TenantRetention {
+    /// Shortest time that records can be kept.
+    pub const MIN: Span = Span::secs(60);
+    /// Longest time that records can be kept.
+    pub const MAX: Span = Span::secs(3_650 * 86_400);
+
+    /// Whether the tenant has nothing of its own.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -67,23 +94,4 @@ impl Default for TenantQuota {
     fn default() -> Self {
         Self { weight: default_weight(), rate: None, ingest: default_ingest() }
     }
-}
-
-/// What a tenant's new endpoints get where they say nothing themselves.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct EndpointDefaults {
-    /// The retry policy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry: Option<RetrySpec>,
-    /// What answers mean.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status_rules: Option<StatusRules>,
-    /// The cap on requests in flight.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 1000)]
-    pub max_in_flight: Option<u32>,
-    /// The deadlines of an attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<AttemptTimeouts>,
 }

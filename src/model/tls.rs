@@ -23,7 +23,7 @@ pub struct EndpointTls {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub client_key: Option<HiddenText>,
-    /// The oldest version of TLS that is spoken with it.
+    /// The oldest version of TLS that is allowed.
     #[serde(default)]
     pub min_version: TlsVersion,
 }

@@ -2,6 +2,8 @@
 //!
 //! A token is `pht_`, its id and 256 random bits. Only a hash is stored; it is
 //! looked up by the id. A token belongs to a tenant, or to the gateway itself.
+//! One-time codes and sessions of people are kept as tokens of another kind, which
+//! the API never accepts.
 //!
 //! [`RequiredRight`] is what a route requires; [`Right::holds`] decides which
 //! rights satisfy it.
@@ -13,14 +15,19 @@ use serde::{Deserialize, Serialize};
 
 use super::id::{TenantId, TokenId};
 use super::named_enum::NamedEnum;
+use super::sign_in::SignIn;
 
 /// Beginning of every token but the admin token, so that scanners can find leaked ones.
 pub const PREFIX: &str = "pht_";
+/// Beginning of every one-time code.
+pub const CODE_PREFIX: &str = "phc_";
+/// Beginning of every session's secret.
+pub const SESSION_PREFIX: &str = "phs_";
 
 /// The hash of a token, as stored.
 pub type TokenHash = [u8; 32];
 
-/// What a token may do: the first three in its tenant, of the others one in the
+/// What a token may do: the first four in its tenant, of the others one in the
 /// whole gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -33,6 +40,8 @@ pub enum Right {
     Manage,
     /// See everything but secrets.
     Read,
+    /// Make links to the portal, with at most the token's other rights.
+    Portal,
     /// Do everything, as the admin token.
     Admin,
     /// See everything that an admin sees, but secrets.
@@ -69,7 +78,7 @@ impl RequiredRight {
     pub fn named(name: &str) -> Option<Self> {
         let right = Right::ALL.iter().copied().find(|right| right.as_str() == name)?;
         match right {
-            Right::Publish | Right::Manage | Right::Read => Some(Self::Right(right)),
+            Right::Publish | Right::Manage | Right::Read | Right::Portal => Some(Self::Right(right)),
             Right::Tenants => Some(Self::Tenants),
             Right::Admin => Some(Self::Admin),
             // No route requires it: it is a way to have `read`.
@@ -80,7 +89,7 @@ impl RequiredRight {
 
 impl Right {
     /// Rights that a tenant's token can have.
-    pub const OF_TENANTS: [Self; 3] = [Self::Publish, Self::Manage, Self::Read];
+    pub const OF_TENANTS: [Self; 4] = [Self::Publish, Self::Manage, Self::Read, Self::Portal];
     /// Rights of which a token of the gateway has exactly one.
     pub const OF_GATEWAY: [Self; 3] = [Self::Admin, Self::AdminRead, Self::Tenants];
 
@@ -99,9 +108,11 @@ impl Right {
             (Self::AdminRead, _) => is_reading,
             (Self::Tenants, RequiredRight::Right(_) | RequiredRight::Tenants) => true,
             (Self::Manage, RequiredRight::Right(Self::Read)) => true,
-            (has @ (Self::Publish | Self::Manage | Self::Read), RequiredRight::Right(needed)) => has == needed,
-            (Self::Publish | Self::Manage | Self::Read, RequiredRight::Tenants) => false,
-            (Self::Publish | Self::Manage | Self::Read | Self::Tenants, RequiredRight::Admin) => false,
+            (has @ (Self::Publish | Self::Manage | Self::Read | Self::Portal), RequiredRight::Right(needed)) => {
+                has == needed
+            }
+            (Self::Publish | Self::Manage | Self::Read | Self::Portal, RequiredRight::Tenants) => false,
+            (Self::Publish | Self::Manage | Self::Read | Self::Portal | Self::Tenants, RequiredRight::Admin) => false,
         }
     }
 }
@@ -112,11 +123,29 @@ impl fmt::Display for Right {
     }
 }
 
+/// What a stored token is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TokenKind {
+    /// It is a token for the API.
+    #[default]
+    Api,
+    /// It is a one-time code, which becomes a session once.
+    Code,
+    /// It is the session of a person who is signed in to the pages.
+    Session,
+    /// It is something that only a newer version knows, and is accepted nowhere.
+    Unknown,
+}
+
 /// A token of a tenant or of the gateway, as stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// Id of the token.
     pub id: TokenId,
+    /// What the token is for.
+    pub kind: TokenKind,
+    /// What a code or a session has besides.
+    pub sign_in: Option<SignIn>,
     /// Tenant the token belongs to; none for a token of the gateway.
     pub tenant: Option<TenantId>,
     /// Display name of the token.
@@ -163,14 +192,14 @@ mod tests {
 
     #[test]
     fn manage_holds_read_and_nobody_holds_what_was_not_given() {
-        use Right::{Manage, Publish, Read};
+        use Right::{Manage, Portal, Publish, Read};
         for is_reading in [false, true] {
             let held: Vec<(Right, Right)> = Right::OF_TENANTS
                 .into_iter()
                 .flat_map(|has| Right::OF_TENANTS.map(|needed| (has, needed)))
                 .filter(|(has, needed)| has.holds(RequiredRight::Right(*needed), is_reading))
                 .collect();
-            assert_eq!(held, [(Publish, Publish), (Manage, Manage), (Manage, Read), (Read, Read)]);
+            assert_eq!(held, [(Publish, Publish), (Manage, Manage), (Manage, Read), (Read, Read), (Portal, Portal)]);
             for has in Right::OF_TENANTS {
                 assert!(
                     !has.holds(RequiredRight::Tenants, is_reading) && !has.holds(RequiredRight::Admin, is_reading),
@@ -186,6 +215,7 @@ mod tests {
             RequiredRight::Right(Right::Publish),
             RequiredRight::Right(Right::Manage),
             RequiredRight::Right(Right::Read),
+            RequiredRight::Right(Right::Portal),
             RequiredRight::Tenants,
             RequiredRight::Admin,
         ];
@@ -204,6 +234,8 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let token = Token {
             id: TokenId::mint(at(0), 1),
+            kind: TokenKind::Api,
+            sign_in: None,
             tenant: Some("acme".parse().unwrap()),
             name: String::new(),
             rights: vec![Right::Read],

@@ -114,11 +114,12 @@ impl AuditQuery {
         let Some(resource) = &self.resource else {
             return ListPage::truncate(entries, limit, |entry| entry.id.to_string());
         };
-        let last_read = entries.last().map(|entry| entry.id.to_string());
+        let last_read = entries.last().map(|entry| (entry.id.to_string(), entry.record.at));
         let read_on = last_read.filter(|_| entries.len() == ENTRIES_PER_PAGE_MAX);
         entries.retain(|entry| entry.record.resource == *resource);
         let page = ListPage::truncate(entries, limit, |entry| entry.id.to_string());
-        ListPage { next: page.next.or(read_on), ..page }
+        let Some((last_id, last_at)) = read_on.filter(|_| page.next.is_none()) else { return page };
+        ListPage { next: Some(last_id), looked_back_to: Some(last_at), ..page }
     }
 
     /// Returns the range of ids to read, its start included. An id begins with

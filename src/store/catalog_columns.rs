@@ -3,7 +3,7 @@
 //! `k` in every query.
 
 use super::access::known_rights;
-use super::codes::at;
+use super::codes::{at, token_kind_of};
 use super::row::row;
 use super::row_error::RowError;
 use super::seal::{Seal, SealError, about_secret, about_settings, about_urls};
@@ -30,6 +30,8 @@ row! {
         quota: String = "t.quota",
         /// Its limits, as JSON.
         limits: String = "t.limits",
+        /// How long its records are kept, as JSON.
+        retention: String = "t.retention",
         /// Time of creation.
         created_at: i64 = "t.created_at",
     }
@@ -52,7 +54,8 @@ impl TenantColumns {
         let defaults = from_json("tenants.defaults", &self.defaults);
         let quota = from_json("tenants.quota", &self.quota);
         let limits = from_json("tenants.limits", &self.limits);
-        let problems = [defaults.as_ref().err(), quota.as_ref().err(), limits.as_ref().err()];
+        let retention = from_json("tenants.retention", &self.retention);
+        let problems = [defaults.as_ref().err(), quota.as_ref().err(), limits.as_ref().err(), retention.as_ref().err()];
         let unreadable = problems.into_iter().flatten().next().cloned();
         let tenant = Tenant {
             id: self.id,
@@ -60,6 +63,7 @@ impl TenantColumns {
             defaults: defaults.unwrap_or_else(|_| known.map(|known| known.defaults.clone()).unwrap_or_default()),
             quota: quota.unwrap_or_else(|_| known.map(|known| known.quota).unwrap_or_default()),
             limits: limits.unwrap_or_else(|_| known.map(|known| known.limits.clone()).unwrap_or_default()),
+            retention: retention.unwrap_or_else(|_| known.map(|known| known.retention).unwrap_or_default()),
             created_at: at(self.created_at),
         };
         (tenant, unreadable)
@@ -76,7 +80,7 @@ row! {
         /// Settings of the endpoint, sealed.
         settings: Vec<u8> = "p.settings",
         /// Status of the endpoint, as JSON.
-        status: String = "p.standing",
+        status: String = "p.status",
         /// Time until which its receiver asked for no requests.
         quiet_until: Option<i64> = "p.quiet_until",
         /// Time of the last mail about it.
@@ -113,7 +117,7 @@ impl EndpointColumns {
             ceiling: EndpointCeiling::default(),
             policy: settings.retry.filled(),
             settings,
-            status: from_json("endpoints.standing", &self.status)?,
+            status: from_json("endpoints.status", &self.status)?,
             secrets: Vec::new(),
             created_at: at(self.created_at),
             updated_at: at(self.updated_at),
@@ -155,6 +159,10 @@ row! {
     pub both struct TokenColumns {
         /// Id of the token.
         id: TokenId = "k.id",
+        /// Code of what it is for.
+        kind: i16 = "k.kind",
+        /// What a code or a session has besides, as JSON.
+        sign_in: Option<String> = "k.sign_in",
         /// Tenant that it belongs to, unless it is the gateway's.
         tenant: Option<TenantId> = "t.id",
         /// Name for people.
@@ -175,8 +183,12 @@ row! {
 impl TokenColumns {
     /// Returns the token.
     pub fn token(self) -> Token {
+        // What only a newer version can read is left out, and accepted nowhere.
+        let sign_in = self.sign_in.and_then(|text| from_json("tokens.sign_in", &text).ok());
         Token {
             id: self.id,
+            kind: token_kind_of(self.kind),
+            sign_in,
             tenant: self.tenant,
             name: self.name,
             rights: known_rights(&self.rights),

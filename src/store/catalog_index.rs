@@ -10,34 +10,39 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::endpoint::{Endpoint, ParsedData};
-use crate::model::event::Event;
+use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, TenantId, TokenId};
+use crate::model::id_map::IdMap;
 use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
-use crate::model::token::Token;
-use crate::store::{Error, MissingResource, Result, UnreadableRecord};
+use crate::model::token::{Token, TokenKind};
+use crate::store::UnreadableRecord;
+
+mod matching;
 
 /// The tenants, endpoints and tokens in memory.
 #[derive(Default)]
 pub struct CatalogIndex {
     tenants: BTreeMap<TenantId, TenantEntry>,
-    endpoints: HashMap<EndpointId, EndpointEntry>,
-    tokens: HashMap<TokenId, Arc<Token>>,
+    endpoints: IdMap<EndpointId, EndpointEntry>,
+    tokens: IdMap<TokenId, Arc<Token>>,
     /// Number of waiting deliveries, by the number of the endpoint.
-    waiting: HashMap<i64, u64>,
+    waiting: IdMap<i64, u64>,
     waiting_in_all: u64,
     /// Number of the tenant, by the number of the endpoint.
-    tenant_of: HashMap<i64, i64>,
+    tenant_of: IdMap<i64, i64>,
     /// Usage of each tenant, by the number of the tenant.
-    tenant_counts: HashMap<i64, TenantCounts>,
+    tenant_counts: IdMap<i64, TenantCounts>,
     stored_in_all: u64,
     /// Shards whose endpoints have not been counted since this node gained them.
     uncounted: HashSet<Shard>,
     /// Sum of the weights of the tenants that have an endpoint.
     weight_in_use: u64,
+    /// Endpoints of self-tests. They belong to no tenant's entry, so that no list,
+    /// count or share knows of them.
+    self_test: Vec<EndpointId>,
     /// Values that only a newer version can read, by the tenant and its endpoint;
     /// without an endpoint it is the tenant's own.
     unreadable: HashMap<TenantId, HashMap<Option<EndpointId>, UnreadableRecord>>,
@@ -145,6 +150,8 @@ impl CatalogIndex {
             endpoints: entry.endpoints.len() as u64,
             settings_bytes: entry.settings_bytes,
             tokens: entry.tokens,
+            // Jobs are in no index.
+            jobs_running: 0,
             stored_bytes: counts.stored,
             waiting: self.uncounted.is_empty().then_some(counts.waiting + counts.waiting_elsewhere),
         })
@@ -171,7 +178,7 @@ impl CatalogIndex {
     }
 
     /// Returns the waiting deliveries, by the number of the endpoint.
-    pub fn counts(&self) -> HashMap<i64, u64> {
+    pub fn counts(&self) -> IdMap<i64, u64> {
         self.waiting.clone()
     }
 
@@ -184,11 +191,11 @@ impl CatalogIndex {
     pub fn recount(
         &mut self,
         counted: &[(i64, u64)],
-        before: Option<&HashMap<i64, u64>>,
+        before: Option<&IdMap<i64, u64>>,
         was_counted: impl Fn(Shard) -> Option<bool>,
     ) {
         let counted: HashMap<i64, u64> = counted.iter().copied().collect();
-        for entry in self.endpoints.values() {
+        for entry in self.endpoints.values().filter(|entry| !entry.endpoint.is_self_test()) {
             let shard = Shard::of(&entry.endpoint.tenant, entry.endpoint.id);
             let Some(is_counted) = was_counted(shard) else { continue };
             let has_changed = before.is_some_and(|before| before.get(&entry.no) != self.waiting.get(&entry.no));
@@ -232,6 +239,11 @@ impl CatalogIndex {
     pub fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         let Some(entry) = self.tenants.get(tenant) else { return Vec::new() };
         entry.endpoints.values().rev().cloned().collect()
+    }
+
+    /// Returns the endpoints of self-tests.
+    pub fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.self_test.iter().filter_map(|id| self.endpoint(*id)).collect()
     }
 
     /// Returns how many deliveries wait for an endpoint, or for all endpoints
@@ -301,7 +313,6 @@ impl CatalogIndex {
             let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
             self.weight_in_use = self.weight_in_use + u64::from(after) - u64::from(before);
         }
-        let ceiling = tenant.limits.endpoint;
         let id = tenant.id.clone();
         let entry =
             self.tenants.entry(id).and_modify(|entry| entry.tenant = tenant.clone()).or_insert_with(|| TenantEntry {
@@ -313,8 +324,9 @@ impl CatalogIndex {
                 settings_bytes: 0,
                 tokens: 0,
             });
-        for endpoint in entry.endpoints.values_mut().filter(|endpoint| endpoint.ceiling != ceiling) {
-            *endpoint = Arc::new(Endpoint::clone(endpoint).below(ceiling));
+        let tenant = entry.tenant.clone();
+        for endpoint in entry.endpoints.values_mut().filter(|endpoint| !endpoint.is_under(tenant.limits.endpoint)) {
+            *endpoint = Arc::new(Endpoint::clone(endpoint).under(tenant.limits.endpoint, &tenant.defaults));
             if let Some(known) = self.endpoints.get_mut(&endpoint.id) {
                 known.endpoint = endpoint.clone();
             }
@@ -326,11 +338,19 @@ impl CatalogIndex {
         self.tokens.get(&id).cloned()
     }
 
+    /// Returns all tokens, by id.
+    pub fn tokens(&self) -> Vec<Arc<Token>> {
+        let mut tokens: Vec<Arc<Token>> = self.tokens.values().cloned().collect();
+        tokens.sort_unstable_by_key(|token| token.id);
+        tokens
+    }
+
     /// Adds a token, or replaces it.
     pub fn put_token(&mut self, token: Arc<Token>) {
-        let tenant = token.tenant.clone();
+        // Codes and sessions are not counted; each has a cap of its own.
+        let counted = token.tenant.clone().filter(|_| token.kind == TokenKind::Api);
         if self.tokens.insert(token.id, token).is_none()
-            && let Some(entry) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant))
+            && let Some(entry) = counted.and_then(|tenant| self.tenants.get_mut(&tenant))
         {
             entry.tokens += 1;
         }
@@ -339,6 +359,7 @@ impl CatalogIndex {
     /// Removes a token.
     pub fn remove_token(&mut self, id: TokenId) {
         if let Some(token) = self.tokens.remove(&id)
+            && token.kind == TokenKind::Api
             && let Some(entry) = token.tenant.as_ref().and_then(|tenant| self.tenants.get_mut(tenant))
         {
             entry.tokens -= 1;
@@ -366,10 +387,18 @@ impl CatalogIndex {
     /// Adds an endpoint, or replaces it.
     pub fn put_endpoint(&mut self, no: i64, endpoint: Arc<Endpoint>) {
         self.remove_endpoint(endpoint.id);
+        if endpoint.is_self_test() {
+            self.self_test.push(endpoint.id);
+            self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint, settings_bytes: 0 });
+            return;
+        }
         let Some(entry) = self.tenants.get_mut(&endpoint.tenant) else { return };
-        let ceiling = entry.tenant.limits.endpoint;
-        let endpoint =
-            if endpoint.ceiling == ceiling { endpoint } else { Arc::new(Endpoint::clone(&endpoint).below(ceiling)) };
+        let tenant = &entry.tenant;
+        let endpoint = if endpoint.is_under(tenant.limits.endpoint) {
+            endpoint
+        } else {
+            Arc::new(Endpoint::clone(&endpoint).under(tenant.limits.endpoint, &tenant.defaults))
+        };
         let types = &endpoint.settings.event_types;
         if types.iter().any(|pattern| pattern.contains('*')) {
             entry.by_pattern.push(endpoint.id);
@@ -396,8 +425,9 @@ impl CatalogIndex {
         let Some(entry) = self.endpoints.get_mut(&id) else { return };
         Arc::make_mut(&mut entry.endpoint).health = health;
         let endpoint = entry.endpoint.clone();
-        if let Some(tenant) = self.tenants.get_mut(&endpoint.tenant) {
-            tenant.endpoints.insert(id, endpoint);
+        let tenant = self.tenants.get_mut(&endpoint.tenant);
+        if let Some(listed) = tenant.and_then(|tenant| tenant.endpoints.get_mut(&id)) {
+            *listed = endpoint;
         }
     }
 
@@ -405,6 +435,10 @@ impl CatalogIndex {
     pub fn remove_endpoint(&mut self, id: EndpointId) {
         self.set_readable(id);
         let Some(old) = self.endpoints.remove(&id) else { return };
+        if old.endpoint.is_self_test() {
+            self.self_test.retain(|other| *other != id);
+            return;
+        }
         let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
         entry.endpoints.remove(&id);
         entry.settings_bytes -= old.settings_bytes;
@@ -420,36 +454,5 @@ impl CatalogIndex {
                 }
             }
         }
-    }
-
-    /// Returns the endpoints that an event goes to. Fails if only a newer version
-    /// can say so.
-    pub fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
-        match self.unreadable.get(&event.tenant).and_then(|rows| rows.values().next()) {
-            Some(problem) => Err(problem.clone().into()),
-            None => self.matching_readable(event),
-        }
-    }
-
-    /// Returns the endpoints that an event goes to, of those that this version can
-    /// read.
-    pub fn matching_readable(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
-        let Some(entry) = self.tenants.get(&event.tenant) else {
-            return Err(Error::NotFound(MissingResource::Tenant));
-        };
-        if let Some(named) = &event.endpoints {
-            return named
-                .iter()
-                .map(|id| entry.endpoints.get(id).cloned().ok_or(Error::UnknownEndpoint(*id)))
-                .collect();
-        }
-        let mut data = ParsedData::new(&event.data);
-        let by_type = entry.by_type.get(event.event_type.as_str());
-        let candidates = by_type.into_iter().flatten().chain(&entry.by_pattern);
-        Ok(candidates
-            .filter_map(|id| entry.endpoints.get(id))
-            .filter(|endpoint| endpoint.wants(event, &mut data))
-            .cloned()
-            .collect())
     }
 }

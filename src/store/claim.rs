@@ -1,6 +1,5 @@
 //! Claims on deliveries, and the pages in which a store reads them.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -8,6 +7,7 @@ use jiff::Timestamp;
 use crate::model::delivery::{BodyFormat, Delivery, Progress};
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId};
+use crate::model::id_map::IdSet;
 
 /// Everything that one attempt needs. A delivery is in flight while somebody
 /// holds its claim.
@@ -71,7 +71,7 @@ pub struct DueQuery {
     /// Number of bytes of data after which reading stops.
     pub bytes_max: usize,
     /// Deliveries to leave out, because the caller holds them already.
-    pub except: HashSet<DeliveryId>,
+    pub except: IdSet<DeliveryId>,
     /// Whether to read only deliveries whose attempt a person asked for.
     pub urgent_only: bool,
 }

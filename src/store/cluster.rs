@@ -1,4 +1,4 @@
-//! What a store tells a node about its shards and about other nodes.
+//! What a store reports to a node about its shards and about other nodes.
 //!
 //! The store of a single process owns everything for ever and has nothing to
 //! tell. A store that many nodes share leases shards to nodes, and moves them.
@@ -43,6 +43,18 @@ pub trait Cluster: Send + Sync {
     /// soon as all have answered, or when this time has passed.
     async fn ask_nodes(&self, _question: String, _wait: Duration) -> Result<Vec<String>> {
         Ok(Vec::new())
+    }
+
+    /// Whether this node has the master key of this check text, if need be after a
+    /// look into its key file.
+    fn holds_key(&self, _check: &str) -> bool {
+        true
+    }
+
+    /// Takes the old master key out of this node's key file, if its first key is that
+    /// of this check text. Returns whether no old key is left.
+    fn drop_old_key(&self, _check: &str) -> bool {
+        true
     }
 
     /// Publishes the live status of this node's endpoints, in the place of what

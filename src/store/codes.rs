@@ -7,6 +7,7 @@ use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
 use crate::model::id::{AttemptId, DeliveryId, TenantId, uuid_v7};
 use crate::model::named_enum::NamedEnum;
+use crate::model::token::TokenKind;
 
 /// Returns a time as it is stored: in milliseconds.
 pub fn millis(at: Timestamp) -> i64 {
@@ -30,6 +31,11 @@ pub fn delivery_id(no: i64, created_at: i64) -> DeliveryId {
 /// delivery only if its creation time gives the same id again.
 pub fn delivery_no(id: DeliveryId) -> i64 {
     (id.0.as_u128() & 0x3fff_ffff_ffff_ffff) as i64
+}
+
+/// Returns the creation time inside a delivery's id, in milliseconds.
+pub fn created_at_of(id: DeliveryId) -> i64 {
+    (id.0.as_u128() >> 80) as i64
 }
 
 /// Returns the number of an attempt's delivery, which the attempt's id contains.
@@ -102,6 +108,27 @@ pub fn format_of(code: i64) -> Result<BodyFormat, UnknownCode> {
     known(code, BodyFormat::from_repr, "deliveries.format")
 }
 
+/// Returns the code of a kind of token. Only kinds that this version knows are
+/// written.
+pub fn token_kind_code(kind: TokenKind) -> i16 {
+    match kind {
+        TokenKind::Api => 0,
+        TokenKind::Code => 1,
+        TokenKind::Session => 2,
+        TokenKind::Unknown => i16::MAX,
+    }
+}
+
+/// Returns the kind of token with this code.
+pub fn token_kind_of(code: i16) -> TokenKind {
+    match code {
+        0 => TokenKind::Api,
+        1 => TokenKind::Code,
+        2 => TokenKind::Session,
+        _ => TokenKind::Unknown,
+    }
+}
+
 fn known<T>(code: i64, from_repr: fn(u8) -> Option<T>, column: &'static str) -> Result<T, UnknownCode> {
     u8::try_from(code).ok().and_then(from_repr).ok_or(UnknownCode { column, value: code })
 }
@@ -120,7 +147,7 @@ mod tests {
         // What stores hold for good: a code never changes its meaning.
         let states = ["waiting", "delivered", "dead", "cancelled"];
         let causes = ["exhausted", "expired", "refused", "gone", "poisoned", "damaged"];
-        let formats = ["envelope", "raw", "thin", "cloudevents"];
+        let formats = ["envelope", "raw", "thin", "cloudevents", "slack", "teams", "discord", "mattermost"];
         for (code, name) in (0..).zip(states) {
             let state = state_of(code).unwrap();
             assert_eq!((state_code(state), state.as_str()), (code, name));
@@ -138,10 +165,14 @@ mod tests {
         for unknown in [state_of(4), state_of(-1), state_of(256)].map(Result::unwrap_err) {
             assert_eq!(unknown.column, "deliveries.state");
         }
-        for unknown in [state_of(4).unwrap_err(), cause_of(6).unwrap_err(), format_of(4).unwrap_err()] {
+        for unknown in [state_of(4).unwrap_err(), cause_of(6).unwrap_err(), format_of(8).unwrap_err()] {
             assert!(unknown.to_string().contains(&format!("is {}", unknown.value)), "{unknown}");
         }
         assert_eq!(format_of(i64::from(FORMAT_CODE_MAX) + 1).unwrap_err().column, "deliveries.format");
+        for (code, kind) in (0..).zip([TokenKind::Api, TokenKind::Code, TokenKind::Session]) {
+            assert_eq!((token_kind_of(code), token_kind_code(kind)), (kind, code));
+        }
+        assert_eq!((token_kind_of(3), token_kind_of(-1)), (TokenKind::Unknown, TokenKind::Unknown));
         assert_eq!(withheld_from(true, Some(3)).unwrap_err().column, "events.withheld");
     }
 

@@ -48,7 +48,7 @@ pub fn groups_of(rows: Vec<DeadGroupColumns>) -> DeadLetterGroups {
 
 impl DeadGroupColumns {
     fn group(self) -> DeadLetterGroup {
-        // Both times are there: the tally has no group without a dead letter.
+        // Both times are there: the counts have no group without a dead letter.
         let newest_at = self.newest_at.or(self.oldest_at).unwrap_or_default();
         DeadLetterGroup {
             tenant: self.tenant,

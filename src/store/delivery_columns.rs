@@ -96,9 +96,9 @@ row! {
         /// Expiry of the event for this delivery.
         expires_at: Option<i64> = "d.expires_at",
         /// Failures inside the gateway.
-        internal_errors: i32 = "d.stumbles",
+        internal_errors: i32 = "d.internal_errors",
         /// Text of the last of them.
-        internal_error: Option<String> = "d.stumble",
+        internal_error: Option<String> = "d.internal_error",
         /// Start of its very first attempt.
         first_attempt_at: Option<i64> = "d.first_attempt_at",
         /// Time at which it finished, if it has.
@@ -213,7 +213,7 @@ row! {
         /// Attempts made in its whole life.
         attempts: i32 = "d.attempts",
         /// Failures inside the gateway in its present budget.
-        internal_errors: i32 = "d.stumbles",
+        internal_errors: i32 = "d.internal_errors",
         /// Lane of the delivery, if it has one.
         lane: Option<String> = "d.lane",
         /// Whether its lane has moved past it.

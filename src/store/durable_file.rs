@@ -38,6 +38,15 @@ pub fn put_if_absent(file: NamedTempFile, path: &Path) -> Result<bool> {
     }
 }
 
+/// Gives a file or folder another name, and syncs the folders that had and have
+/// it. A file of that name is replaced.
+pub fn rename(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to)?;
+    sync_folder_of(to);
+    sync_folder_of(from);
+    Ok(())
+}
+
 /// Returns the folder that a file is in.
 pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))

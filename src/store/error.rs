@@ -6,6 +6,7 @@ use super::stored_json::UnreadableRecord;
 use crate::model::id::{EndpointId, EventId};
 use crate::model::limits::OverLimit;
 use crate::model::shard::Shard;
+use crate::model::token::TokenKind;
 
 /// An error of a store, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -56,6 +57,17 @@ pub enum Error {
     /// The tenant's limits do not allow the call.
     #[error(transparent)]
     OverLimit(OverLimit),
+    /// As many people are signed in, or as many codes are open, as may be.
+    #[error("{most} {} already; revoke some, or wait until some are over", match .kind {
+        TokenKind::Code => "sign-in links are open",
+        _ => "people are signed in",
+    })]
+    TooManySignIns {
+        /// Whether codes or sessions are too many.
+        kind: TokenKind,
+        /// Largest number allowed.
+        most: u32,
+    },
     /// The event names an endpoint that does not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
@@ -77,6 +89,12 @@ pub enum MissingResource {
     Token,
     /// A job of the tenant.
     Job,
+    /// A portal link of the tenant.
+    Link,
+    /// A portal session of the tenant.
+    Session,
+    /// The logo of the tenant's portal.
+    Logo,
 }
 
 /// A sealed text that cannot be opened is unavailable: it can be read again

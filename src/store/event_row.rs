@@ -6,6 +6,7 @@ use super::row::{SqliteParameters, batch, joined, row};
 use super::stored_value::StoredBytes;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EventId, TenantId};
+use crate::model::trace_context::TraceContext;
 
 /// Declares the row of an event: read with the alias `e`, inserted into SQLite
 /// as one row, and into PostgreSQL in batches.
@@ -57,6 +58,10 @@ event_row! {
     endpoints: Option<String> = "endpoints",
     /// Time after which no attempt starts, in milliseconds.
     expires_at: Option<i64> = "expires_at",
+    /// Public URL with which links to its data begin.
+    link_base: Option<String> = "link_base",
+    /// Trace that its producer gave: `traceparent`, and after a blank `tracestate`.
+    trace: Option<String> = "trace",
     /// Number of its deliveries.
     deliveries: i32 = "deliveries",
     /// Data of the event, as its producer sent it.
@@ -78,6 +83,8 @@ impl EventRow {
             schema_version: event.schema_version.clone(),
             endpoints: endpoints.map(|ids| serde_json::to_string(ids).expect("ids are plain text")),
             expires_at: event.expires_at.map(millis),
+            link_base: event.link_base.clone(),
+            trace: event.trace.as_ref().map(|trace| trace.as_str().to_owned()),
             deliveries: i32::try_from(deliveries).expect("fan-out is limited"),
             data: StoredBytes(event.data.clone()),
             checksum: Some(event.checksum()),
@@ -95,6 +102,8 @@ impl EventRow {
             schema_version: self.schema_version,
             expires_at: self.expires_at.map(at),
             endpoints: self.endpoints.and_then(|ids| serde_json::from_str(&ids).ok()),
+            link_base: self.link_base,
+            trace: self.trace.as_deref().and_then(TraceContext::from_stored),
             accepted_at: at(self.accepted_at),
             data: self.data.0,
         };

@@ -24,6 +24,8 @@ row! {
         created_at: i64 = "j.created_at",
         /// Time at which it ended.
         finished_at: Option<i64> = "j.finished_at",
+        /// Why it failed, if it did.
+        error: Option<String> = "j.error",
     }
 }
 
@@ -37,6 +39,7 @@ impl JobColumns {
             state: job_state(self.state.0)?,
             created_at: at(self.created_at),
             finished_at: self.finished_at.map(at),
+            error: self.error,
             parts: Vec::new(),
         })
     }
@@ -49,10 +52,13 @@ pub fn job_state(code: i64) -> Result<JobState, UnknownCode> {
 }
 
 row! {
-    /// A part of a job. Its table is called `w` in every query.
+    /// A part of a job. Its table is called `w` in every query, and those of its job and
+    /// of the job's tenant `j` and `t`.
     pub both struct JobPartColumns {
         /// Id of the job.
         job: JobId = "w.job",
+        /// Id of the endpoint's tenant.
+        tenant: TenantId = "coalesce(w.tenant, t.id)",
         /// Id of the endpoint.
         endpoint: EndpointId = "w.endpoint",
         /// The last delivery that was looked at.
@@ -70,7 +76,7 @@ impl JobPartColumns {
     /// Returns the job's id and the part.
     pub fn part(self) -> Result<(JobId, JobPart), RowError> {
         let counts = from_json("job_parts.counts", &self.counts)?;
-        let Self { job, endpoint, after, is_read, is_done, .. } = self;
-        Ok((job, JobPart { endpoint, after, is_read, is_done, counts }))
+        let Self { job, tenant, endpoint, after, is_read, is_done, .. } = self;
+        Ok((job, JobPart { tenant, endpoint, after, is_read, is_done, counts }))
     }
 }

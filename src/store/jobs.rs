@@ -4,7 +4,7 @@
 //! at a time: a step changes some deliveries and moves the part's position past
 //! them in one commit, so that a crash can neither skip nor repeat one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -12,12 +12,15 @@ use jiff::Timestamp;
 use super::changes::DeliveryChanged;
 use super::claim::Claim;
 use super::error::{Error, Result};
+use super::job_columns::{JobColumns, JobPartColumns};
 use super::plan::change::ChangeCondition;
 use super::queries::{ListPage, PageRequest};
 use crate::model::audit::{AuditAction, Initiator};
+use crate::model::backfill::BackfillCandidate;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
-use crate::model::job::{Job, JobCandidate, JobChange, JobCounts, JobKind, JobPart, LeftOut};
+use crate::model::job::{Job, JobCandidate, JobChange, JobCounts, JobKind, JobPart, JobState, LeftOut, UNFINISHED_MAX};
+use crate::model::limits::OverLimit;
 use crate::model::operational_event::OperationalEventType;
 use crate::model::shard::Lease;
 use crate::store::DeliveryChange;
@@ -53,6 +56,84 @@ pub struct WaitingInJob {
     pub state: Option<DeliveryState>,
     /// Its lane, if it has one.
     pub lane: Option<String>,
+    /// Whether a predecessor in its lane holds it back.
+    pub is_behind: bool,
+    /// The first delivery of its lane that the job holds back until this one has ended.
+    pub next: Option<DeliveryId>,
+}
+
+/// The deliveries that a part of a job follows.
+#[derive(Debug, Clone, Default)]
+pub struct FollowedDeliveries {
+    /// Deliveries that it has changed and not seen end yet.
+    pub waiting: Vec<WaitingInJob>,
+    /// If there are none: deliveries that it holds back, the first of each lane. What
+    /// they waited for was forgotten, or refused the change.
+    pub held: Vec<DeliveryId>,
+}
+
+/// The jobs that run, and what else a node has to know of.
+#[derive(Debug, Default)]
+pub struct OpenJobs {
+    /// Running jobs, each with those of its open parts whose endpoints this node owns.
+    pub jobs: Vec<Job>,
+    /// Tenants that have queued jobs.
+    pub queued: Vec<TenantId>,
+    /// Running jobs that this version cannot read, and why.
+    pub unreadable: Vec<(JobId, String)>,
+}
+
+impl OpenJobs {
+    /// Puts parts to their jobs, and sets aside jobs that this version cannot read.
+    pub(super) fn of(jobs: Vec<JobColumns>, parts: Vec<JobPartColumns>, queued: Vec<TenantId>) -> Self {
+        let (mut open, mut by_job) = (Self { queued, ..Self::default() }, HashMap::<JobId, Vec<JobPart>>::new());
+        let mut unreadable = HashMap::new();
+        for columns in parts {
+            let job = columns.job;
+            match columns.part() {
+                Ok((_, part)) => by_job.entry(job).or_default().push(part),
+                Err(problem) => drop(unreadable.insert(job, problem.to_string())),
+            }
+        }
+        for columns in jobs {
+            let id = columns.id;
+            match (columns.job(), unreadable.remove(&id)) {
+                (Ok(job), None) => open.jobs.push(Job { parts: by_job.remove(&id).unwrap_or_default(), ..job }),
+                (Ok(_), Some(problem)) => open.unreadable.push((id, problem)),
+                (Err(problem), _) => open.unreadable.push((id, problem.to_string())),
+            }
+        }
+        open
+    }
+}
+
+/// A question for the past events that a backfill may give to an endpoint.
+#[derive(Debug, Clone)]
+pub struct BackfillQuery {
+    /// Position of the last event that was looked at.
+    pub after: Option<DeliveryId>,
+    /// Time before which no event is wanted, if there is one.
+    pub since: Option<Timestamp>,
+    /// Most events to read.
+    pub look: usize,
+}
+
+/// Some past events, oldest first.
+#[derive(Debug, Clone, Default)]
+pub struct BackfillPage {
+    /// The events themselves.
+    pub events: Vec<BackfillCandidate>,
+    /// Whether there are no more.
+    pub is_end: bool,
+}
+
+/// A past event that an endpoint gets.
+#[derive(Debug, Clone)]
+pub struct BackfillTake {
+    /// Position of the event.
+    pub position: DeliveryId,
+    /// Time at which it expires, in engine time.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// One step of a part of a job.
@@ -60,8 +141,6 @@ pub struct WaitingInJob {
 pub struct JobStep {
     /// Id of the job.
     pub job: JobId,
-    /// Tenant of the job.
-    pub tenant: TenantId,
     /// What is done to each delivery.
     pub kind: JobKind,
     /// What must still be true of each delivery.
@@ -74,10 +153,30 @@ pub struct JobStep {
     pub is_read: bool,
     /// Deliveries to change.
     pub take: Vec<DeliveryId>,
+    /// Past events of which the endpoint gets a delivery.
+    pub backfill: Vec<BackfillTake>,
+    /// Deliveries that match and come later, each with its lane, which is busy.
+    pub hold: Vec<(DeliveryId, String)>,
+    /// Deliveries that were held back and are decided about in this step.
+    pub unhold: Vec<DeliveryId>,
     /// What was left out on the way.
     pub left_out: Vec<LeftOut>,
-    /// Changed deliveries that have ended since, and how.
+    /// Changed deliveries that have ended since, and how. Those that wait behind a dead
+    /// letter are not followed any longer, as the last of the part.
     pub ended: Vec<(DeliveryId, Option<DeliveryState>)>,
+}
+
+/// One step of a purge.
+#[derive(Debug, Clone)]
+pub struct PurgeStep {
+    /// Id of the job.
+    pub job: JobId,
+    /// The job's only part before the step. If it is another by now, nothing is written.
+    pub before: JobPart,
+    /// Engine time of the step.
+    pub now: Timestamp,
+    /// Wall time of the step, for the audit log.
+    pub wall: Timestamp,
 }
 
 /// The effects of a step.
@@ -94,13 +193,14 @@ pub struct JobAdvanced {
 }
 
 impl JobStep {
-    /// Returns the change that it makes.
-    pub fn change(&self) -> DeliveryChange {
+    /// Returns the change that it makes of deliveries; a backfill makes new ones.
+    pub fn change(&self) -> Option<DeliveryChange> {
         match self.kind {
-            JobKind::Replay => DeliveryChange::Replay,
-            JobKind::Retry => DeliveryChange::RetryNow,
-            JobKind::Discard => DeliveryChange::Discard,
-            JobKind::Cancel => DeliveryChange::Cancel,
+            JobKind::Replay => Some(DeliveryChange::Replay),
+            JobKind::Retry => Some(DeliveryChange::RetryNow),
+            JobKind::Discard => Some(DeliveryChange::Discard),
+            JobKind::Cancel => Some(DeliveryChange::Cancel),
+            JobKind::Backfill | JobKind::Purge => None,
         }
     }
 
@@ -109,11 +209,15 @@ impl JobStep {
     pub fn part_after(&self, changed: usize, refused: &[LeftOut]) -> JobPart {
         let mut counts: JobCounts = self.before.counts.clone();
         let changed = changed as u64;
+        counts.held = (counts.held + self.hold.len() as u64).saturating_sub(self.unhold.len() as u64);
         counts.matched += changed + (refused.len() + self.left_out.len()) as u64;
         counts.done += changed;
         refused.iter().chain(&self.left_out).for_each(|why| counts.leave_out(*why));
+        let is_left = |(_, state): &&(DeliveryId, Option<DeliveryState>)| *state == Some(DeliveryState::Waiting);
+        let left_waiting = self.ended.iter().filter(is_left).count() as u64;
         if self.kind.is_sending() {
-            counts.waiting = (counts.waiting + changed).saturating_sub(self.ended.len() as u64);
+            let ended = self.ended.len() as u64 - left_waiting;
+            counts.waiting = (counts.waiting + changed).saturating_sub(ended);
             for (_, state) in &self.ended {
                 match state {
                     Some(DeliveryState::Delivered) => counts.delivered += 1,
@@ -122,8 +226,8 @@ impl JobStep {
                 }
             }
         }
-        let is_done = self.is_read && counts.waiting == 0;
-        JobPart { endpoint: self.before.endpoint, after: self.after, is_read: self.is_read, is_done, counts }
+        let is_done = self.is_read && counts.waiting == left_waiting && counts.held == 0;
+        JobPart { after: self.after, is_read: self.is_read, is_done, counts, ..self.before.clone() }
     }
 }
 
@@ -135,6 +239,42 @@ pub(super) fn refusal(problem: Error) -> Result<LeftOut> {
         Error::WrongState(_) | Error::NotFound(_) | Error::UnknownCode(_) => Ok(LeftOut::WrongState),
         other => Err(other),
     }
+}
+
+/// Returns the state in which a job begins, whose tenant has so many that run and so
+/// many that are not over.
+pub(super) fn first_state(job: &Job, (running, unfinished): (u32, u32), running_max: u32) -> Result<JobState> {
+    if job.parts.is_empty() {
+        return Ok(JobState::Finished);
+    }
+    let most = if running_max == 0 { 0 } else { UNFINISHED_MAX };
+    if unfinished >= most {
+        return Err(Error::OverLimit(OverLimit::of_jobs(&job.tenant, unfinished, most)));
+    }
+    Ok(if running < running_max { JobState::Running } else { JobState::Queued })
+}
+
+/// Returns the first delivery of each lane.
+pub(super) fn first_of_lanes(held: Vec<(String, DeliveryId)>) -> Vec<DeliveryId> {
+    let mut seen = HashSet::new();
+    held.into_iter().filter(|(lane, _)| seen.insert(lane.clone())).map(|(_, id)| id).collect()
+}
+
+/// Returns the refusal of what cannot be done while a tenant is purged.
+pub(super) fn still_purged(tenant: &TenantId, job: JobId) -> Error {
+    Error::WrongState(format!(
+        "tenant {tenant} is being purged by job {job} of the tenant _system; wait until that job is finished"
+    ))
+}
+
+/// Returns the refusal to purge a tenant that always exists.
+pub(super) fn no_purge_of(tenant: &TenantId) -> Error {
+    Error::WrongState(format!("tenant {tenant} always exists, and cannot be purged; expunge its events instead"))
+}
+
+/// Whether the data of an operational event names this tenant.
+pub(super) fn is_about(data: &[u8], tenant: &TenantId) -> bool {
+    serde_json::from_slice::<serde_json::Value>(data).is_ok_and(|data| data["tenant"] == tenant.as_str())
 }
 
 /// Returns the action that the audit log records for a change of a job.
@@ -158,50 +298,94 @@ pub(super) fn with_parts(mut jobs: Vec<Job>, parts: Vec<(JobId, JobPart)>) -> Ve
     jobs
 }
 
+/// How many jobs are not over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpenJobCounts {
+    /// Number of jobs that go on.
+    pub running: u64,
+    /// Number of jobs that a person paused.
+    pub paused: u64,
+    /// Number of jobs that wait for another one of their tenant.
+    pub queued: u64,
+}
+
 /// Keeps jobs and their progress.
 #[async_trait]
 pub trait JobStore: Send + Sync {
-    /// Creates a job with its parts, unless its tenant has `running_max` jobs that
-    /// are not over. A job without parts is finished at once.
+    /// Creates a job with its parts. It is queued if its tenant has `running_max`
+    /// jobs that run, and refused if it has too many that are not over. A job
+    /// without parts is finished at once.
     async fn create_job(&self, by: &Initiator, job: Job, running_max: u32) -> Result<JobStarted>;
 
     /// Returns a job of a tenant with its parts.
     async fn job(&self, tenant: &TenantId, id: JobId) -> Result<Option<Job>>;
 
+    /// Returns the tenant that a job belongs to.
+    async fn tenant_of_job(&self, id: JobId) -> Result<Option<TenantId>>;
+
     /// Returns a page of the jobs of a tenant, or of all, newest first.
     async fn jobs(&self, tenant: Option<&TenantId>, page: PageRequest) -> Result<ListPage<Job>>;
 
-    /// Pauses, resumes or cancels a job.
+    /// Pauses, resumes or cancels a job. One that is resumed while its tenant has
+    /// `running_max` jobs that run is queued.
     async fn change_job(
         &self,
         by: &Initiator,
-        tenant: &TenantId,
-        id: JobId,
+        job: (&TenantId, JobId),
         change: JobChange,
+        running_max: u32,
         now: Timestamp,
     ) -> Result<()>;
 
+    /// Returns how many jobs are running and how many are paused.
+    async fn open_job_counts(&self) -> Result<OpenJobCounts>;
+
+    /// Starts the queued jobs of a tenant, the oldest first, as long as fewer than
+    /// `running_max` run.
+    async fn start_queued_jobs(&self, tenant: &TenantId, running_max: u32) -> Result<()>;
+
+    /// Ends a running job, because it cannot go on.
+    async fn fail_job(&self, id: JobId, error: String, now: Timestamp) -> Result<JobStarted>;
+
     /// Returns the running jobs, each with those of its open parts whose endpoints
-    /// this node owns.
-    async fn open_job_parts(&self) -> Result<Vec<Job>>;
+    /// this node owns. A job of a newer version keeps no other from being read.
+    async fn open_jobs(&self) -> Result<OpenJobs>;
 
     /// Reads an endpoint's deliveries in a state, in the order of their creation,
     /// behind a delivery. It reads at most `look` of them.
     async fn job_candidates(
         &self,
-        tenant: &TenantId,
         endpoint: EndpointId,
         state: DeliveryState,
         after: Option<DeliveryId>,
         look: usize,
     ) -> Result<CandidatePage>;
 
-    /// Returns the deliveries that a part has changed and not seen end yet.
-    async fn job_waiting(&self, tenant: &TenantId, job: JobId, endpoint: EndpointId) -> Result<Vec<WaitingInJob>>;
+    /// Reads deliveries of a tenant by their ids, in the order of their creation.
+    /// Those that do not exist are left out.
+    async fn job_candidates_by_id(&self, tenant: &TenantId, ids: Vec<DeliveryId>) -> Result<Vec<JobCandidate>>;
+
+    /// Reads past events of the endpoint's tenant, oldest first, and whether the
+    /// endpoint has had a delivery of each. A deleted endpoint gets none.
+    async fn backfill_candidates(&self, endpoint: EndpointId, query: BackfillQuery) -> Result<BackfillPage>;
+
+    /// Returns the deliveries that a part has changed and not seen end yet. If there
+    /// are none, it returns some that the part holds back.
+    async fn job_followed(&self, job: JobId, endpoint: EndpointId) -> Result<FollowedDeliveries>;
 
     /// Makes one step of a part. With a stale lease, or if the job no longer runs or
     /// has moved on meanwhile, nothing is written.
     async fn advance_job(&self, lease: Lease, step: JobStep, now: Timestamp) -> Result<JobAdvanced>;
+
+    /// Deletes a tenant for everybody, whether it was deleted before or not, and
+    /// creates the job that deletes all that is stored of it. It belongs to the
+    /// system tenant, and no other tenant gets the id before its end.
+    async fn purge_tenant(&self, by: &Initiator, tenant: &TenantId, job: Job) -> Result<()>;
+
+    /// Makes one step of a purge: deletes some rows, or overwrites some of the space
+    /// that they had, and stores how far it has come. With a stale lease, or if the
+    /// job no longer runs or has moved on meanwhile, nothing is written.
+    async fn advance_purge(&self, lease: Lease, step: PurgeStep) -> Result<JobAdvanced>;
 
     /// Deletes jobs that ended before this time.
     async fn forget_jobs(&self, before: Timestamp) -> Result<()>;

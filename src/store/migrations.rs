@@ -13,6 +13,13 @@ pub const EMBEDDED: &[&str] = &[
     include_str!("embedded/migrations/0006.sql"),
     include_str!("embedded/migrations/0007.sql"),
     include_str!("embedded/migrations/0008.sql"),
+    include_str!("embedded/migrations/0009.sql"),
+    include_str!("embedded/migrations/0010.sql"),
+    include_str!("embedded/migrations/0011.sql"),
+    include_str!("embedded/migrations/0012.sql"),
+    include_str!("embedded/migrations/0013.sql"),
+    include_str!("embedded/migrations/0014.sql"),
+    include_str!("embedded/migrations/0015.sql"),
 ];
 
 /// Steps of the store in PostgreSQL.
@@ -25,4 +32,11 @@ pub const POSTGRES: &[&str] = &[
     include_str!("postgres/migrations/0006.sql"),
     include_str!("postgres/migrations/0007.sql"),
     include_str!("postgres/migrations/0008.sql"),
+    include_str!("postgres/migrations/0009.sql"),
+    include_str!("postgres/migrations/0010.sql"),
+    include_str!("postgres/migrations/0011.sql"),
+    include_str!("postgres/migrations/0012.sql"),
+    include_str!("postgres/migrations/0013.sql"),
+    include_str!("postgres/migrations/0014.sql"),
+    include_str!("postgres/migrations/0015.sql"),
 ];

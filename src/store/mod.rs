@@ -1,11 +1,12 @@
 //! What every store promises.
 //!
-//! A store has six traits of lifecycle verbs: [`DeliveryQueue`] moves
+//! A store has eight traits of lifecycle verbs: [`DeliveryQueue`] moves
 //! deliveries, [`Catalog`] knows tenants and endpoints, [`History`] answers
 //! questions about the past, [`Cluster`] knows the other nodes,
-//! [`AccessStore`] knows who may use the API, and [`JobStore`] knows what is
-//! done to many deliveries. Each verb is atomic: whatever one
-//! call changes becomes durable together, before the call returns, or not at
+//! [`AccessStore`] knows who may use the API, [`SignInStore`] who is signed in
+//! to the pages, [`JobStore`] knows what is done to many deliveries, and
+//! [`FigureStore`] knows how many of what happened. Each verb is atomic: whatever
+//! one call changes becomes durable together, before the call returns, or not at
 //! all. A verb that the audit log records takes the [`Initiator`] of the change,
 //! and writes the entry in the same commit.
 
@@ -29,6 +30,7 @@ use crate::model::tenant::Tenant;
 
 mod acceptance;
 mod access;
+pub mod backup;
 mod catalog_columns;
 mod catalog_index;
 mod changes;
@@ -42,21 +44,27 @@ pub mod durable_file;
 pub mod embedded;
 mod error;
 mod event_row;
+pub mod figures;
+mod forgotten_row;
 mod job_columns;
 mod jobs;
 mod migrations;
 pub mod move_mark;
+pub mod outbox;
 mod overdue;
 pub mod plan;
 pub mod postgres;
 mod progress_columns;
 mod queries;
+pub mod resealing;
 mod retention;
 mod row;
 mod row_error;
 mod scrub;
 pub mod seal;
 mod settlement;
+mod sign_ins;
+mod store_rule;
 mod stored_json;
 mod stored_value;
 mod typed_parameter;
@@ -69,17 +77,25 @@ pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatu
 pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
 pub use error::{Error, MissingResource, Result};
-pub use jobs::{CandidatePage, JobAdvanced, JobStarted, JobStep, JobStore, WaitingInJob};
+pub use figures::FigureStore;
+pub use jobs::{
+    BackfillPage, BackfillQuery, BackfillTake, CandidatePage, FollowedDeliveries, JobAdvanced, JobStarted, JobStep,
+    JobStore, OpenJobCounts, OpenJobs, PurgeStep, WaitingInJob,
+};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
-pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest, ScannedPage};
-pub use retention::{ForgottenCounts, RetentionHorizon};
+pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, LongRetries, PageRequest};
+pub use retention::{ForgottenCounts, ForgottenReport, RetentionHorizon, RetentionScope};
 pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
+pub use sign_ins::{SignInScope, SignInStore};
 pub use stored_json::UnreadableRecord;
 
-/// A store has all six parts.
-pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore {}
-impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore + JobStore> Store for T {}
+/// A store has all eight parts.
+pub trait Store:
+    DeliveryQueue + Catalog + History + Cluster + AccessStore + SignInStore + JobStore + FigureStore
+{
+}
+impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore + SignInStore + JobStore + FigureStore> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]
@@ -132,6 +148,10 @@ pub trait DeliveryQueue: Send + Sync {
     /// about the event stays, but none of its deliveries can be replayed.
     async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool>;
 
+    /// Deletes an event with its deliveries and attempts if all of them are
+    /// delivered, whatever the retention. Returns whether nothing is left of it.
+    async fn forget_delivered(&self, tenant: &TenantId, id: &EventId) -> Result<bool>;
+
     /// Compares some events with their checksums, in the order of their
     /// numbers, and adds checksums to events of older versions. One node does
     /// this for all.
@@ -140,6 +160,11 @@ pub trait DeliveryQueue: Send + Sync {
     /// Forgets some of the records that have been kept long enough, and
     /// returns where to go on.
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts>;
+
+    /// Writes one operational event for each endpoint of which dead letters
+    /// were forgotten since the last one, for some endpoints at a time. An event
+    /// and the mark that it is written are one commit.
+    async fn report_forgotten(&self, now: Timestamp) -> Result<ForgottenReport>;
 }
 
 /// Knows tenants and endpoints. Reads are answered from memory and never wait;
@@ -172,6 +197,8 @@ pub trait Catalog: Send + Sync {
     fn storing_tenants(&self) -> u64;
     /// Returns whether no other tenant has endpoints, tokens or events.
     fn is_only_tenant(&self, tenant: &TenantId) -> bool;
+    /// Returns the endpoints of self-tests, which no list has.
+    fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>>;
     /// Returns a tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
     /// Returns why an endpoint that is there is not shown: only a newer version
@@ -237,16 +264,25 @@ pub trait History: Send + Sync {
     /// Returns a page of the deliveries of all tenants, ordered as those of one
     /// tenant. A filter has no endpoint here, and bounds on the finish only
     /// with dead letters.
-    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>>;
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ListPage<Delivery>>;
     /// Returns the dead letters of a tenant, or of all, in groups, the largest
-    /// groups first and at most `limit` of them. It reads a tally that every
-    /// change of a dead letter changes in its own commit, and counts nothing.
+    /// groups first and at most `limit` of them. It reads counts that
+    /// every change of a dead letter updates in its own commit, and counts nothing.
     async fn dead_letter_groups(
         &self,
         tenant: Option<&TenantId>,
         ask: GroupFilter,
         limit: usize,
     ) -> Result<DeadLetterGroups>;
+    /// Returns how many deliveries of an endpoint, a tenant or all still wait
+    /// though their first attempt began before this time. It looks at a bounded
+    /// number of those that wait.
+    async fn long_retries(
+        &self,
+        tenant: Option<&TenantId>,
+        endpoint: Option<EndpointId>,
+        began_before: Timestamp,
+    ) -> Result<LongRetries>;
     /// Returns a page of the events of an endpoint's life, newest first.
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>>;
     /// Returns the earliest due time, past or future, of the deliveries that

@@ -7,6 +7,7 @@ use super::error::{Error, Result};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::event::{DataRemoval, Event};
 use crate::model::id::DeliveryId;
+use crate::model::wall_offset::WallOffset;
 
 /// An event and the number of its deliveries.
 #[derive(Debug, Clone)]
@@ -79,27 +80,59 @@ pub struct ListPage<T> {
     pub data: Vec<T>,
     /// Cursor of the next page, if there is one.
     pub next: Option<String>,
+    /// Time back to which was looked, if the page ends because it has read as
+    /// many rows as a page may, and not because it is full.
+    pub looked_back_to: Option<Timestamp>,
 }
 
 impl<T> ListPage<T> {
+    /// Returns a page that is whole, or ends because it is full.
+    pub fn of(data: Vec<T>, next: Option<String>) -> Self {
+        Self { data, next, looked_back_to: None }
+    }
+
+    /// Returns a page with nothing on it, and none after it.
+    pub fn empty() -> Self {
+        Self::of(Vec::new(), None)
+    }
+
+    /// Returns the same place in the list with other items.
+    pub fn with<U>(self, data: Vec<U>) -> ListPage<U> {
+        ListPage { data, next: self.next, looked_back_to: self.looked_back_to }
+    }
+
+    /// Returns the same page with its own time converted to wall time.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        Self { looked_back_to: self.looked_back_to.map(|at| offset.wall(at)), ..self }
+    }
+
     /// Cuts items to a page of `limit`, with a cursor for the next page if there
     /// were more.
     pub(super) fn truncate(mut items: Vec<T>, limit: usize, cursor_of: impl Fn(&T) -> String) -> Self {
         let has_more = items.len() > limit;
         items.truncate(limit);
         let next = items.last().filter(|_| has_more).map(cursor_of);
-        Self { data: items, next }
+        Self::of(items, next)
     }
 }
 
-/// A page of a list that tells how far back it looked.
-#[derive(Debug, Clone)]
-pub struct ScannedPage<T> {
-    /// The page itself.
-    pub page: ListPage<T>,
-    /// Time back to which was looked, if the page ends because it has read as
-    /// many rows as a page may, and not because it is full.
-    pub looked_back_to: Option<Timestamp>,
+/// How many deliveries have been in retry for long.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LongRetries {
+    /// Number of those that were found.
+    pub count: u64,
+    /// Whether all were looked at; otherwise there are at least so many.
+    pub is_exact: bool,
+}
+
+impl LongRetries {
+    /// Most waiting deliveries that are looked at.
+    pub const LOOK_MAX: i64 = 10_000;
+
+    /// Returns what was found among this many that were looked at.
+    pub(super) fn found(count: i64, looked: i64) -> Self {
+        Self { count: count.cast_unsigned(), is_exact: looked < Self::LOOK_MAX }
+    }
 }
 
 /// A lane that has undelivered members.

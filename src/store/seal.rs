@@ -19,6 +19,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::{constant_time, hmac};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::RwLock;
 
 use super::durable_file::{folder_of, put_if_absent, put_in_place, write_unnamed};
 use crate::model::id::EndpointId;
@@ -28,6 +29,10 @@ pub const MASTER_KEY_FILE: &str = "master-key";
 /// Name of the note with the check text of the key that a store is sealed under.
 pub const CHECK_NOTE: &str = "master_key_check";
 
+/// Name of the note with the check text of the key that is about to be used, while a
+/// key is being replaced; empty otherwise.
+pub const NEXT_CHECK_NOTE: &str = "master_key_next_check";
+
 /// Name of the note with the sealed key that signs links.
 pub const LINK_KEY_NOTE: &str = "link_key";
 
@@ -35,14 +40,22 @@ const ABOUT_LINKS: &[u8] = b"link key";
 const KEY_BYTES: usize = 32;
 const ID_BYTES: usize = 4;
 
-/// The master key, and while it is being replaced also the old one.
+/// The master key, and while it is being replaced also the old one. Clones share
+/// their keys, so that a key that is replaced while the gateway runs is replaced
+/// everywhere.
 #[derive(Clone)]
 pub struct Seal {
+    ring: Arc<RwLock<KeyRing>>,
+    file: Option<PathBuf>,
+}
+
+/// The keys of a seal.
+#[derive(Clone)]
+struct KeyRing {
     /// All keys that can open sealed texts.
-    keys: Arc<[MasterKey]>,
+    keys: Vec<Arc<MasterKey>>,
     /// Index of the key that seals.
     first: usize,
-    file: Option<PathBuf>,
 }
 
 struct MasterKey {
@@ -115,7 +128,12 @@ impl Seal {
 
     /// Creates a seal that seals with the first of these keys and opens with all.
     fn from_keys(masters: &[[u8; KEY_BYTES]]) -> Self {
-        Self { keys: masters.iter().map(|master| MasterKey::new(*master)).collect(), first: 0, file: None }
+        let keys = masters.iter().map(|master| Arc::new(MasterKey::new(*master))).collect();
+        Self::of_ring(KeyRing { keys, first: 0 }, None)
+    }
+
+    fn of_ring(ring: KeyRing, file: Option<PathBuf>) -> Self {
+        Self { ring: Arc::new(RwLock::new(ring)), file }
     }
 
     /// Reads the key from a file, or creates the file with a new key. Also
@@ -156,8 +174,73 @@ impl Seal {
             .with_context(|| format!("cannot take the old master key out of {}", path.display()))
     }
 
-    fn first(&self) -> &MasterKey {
-        &self.keys[self.first]
+    fn first(&self) -> Arc<MasterKey> {
+        let ring = self.ring.read();
+        ring.keys[ring.first].clone()
+    }
+
+    /// Reads the file again, if there is one, and adds the keys that it has and this
+    /// process does not. The key that seals stays the same.
+    fn read_again(&self) {
+        let Some(masters) = self.file.as_deref().and_then(|file| read_keys(file).ok()) else { return };
+        let mut ring = self.ring.write();
+        for master in masters.into_iter().map(MasterKey::new) {
+            if !ring.keys.iter().any(|known| known.id == master.id) {
+                ring.keys.push(Arc::new(master));
+            }
+        }
+    }
+
+    /// Whether the key of this check text is here, if need be after a look into the
+    /// file.
+    pub fn learn(&self, check: &str) -> bool {
+        if !self.fits(check) {
+            self.read_again();
+        }
+        self.fits(check)
+    }
+
+    /// Seals with the key of this check text from now on, in all clones. The file is
+    /// read again if the key is not here yet.
+    pub fn use_key(&self, check: &str) -> Result<(), WrongKey> {
+        if self.first().fits(check) {
+            return Ok(());
+        }
+        self.learn(check);
+        let mut ring = self.ring.write();
+        match ring.keys.iter().position(|master| master.fits(check)) {
+            Some(first) => {
+                ring.first = first;
+                Ok(())
+            }
+            None => Err(WrongKey { file: self.file.clone() }),
+        }
+    }
+
+    /// Whether a text was sealed under another key than the one that seals now.
+    pub fn is_outdated(&self, sealed: &[u8]) -> bool {
+        !sealed.starts_with(&self.first().id)
+    }
+
+    /// Whether a stored key that signs links is sealed under another key than the one
+    /// that seals now.
+    pub fn is_link_key_outdated(&self, stored: &str) -> bool {
+        STANDARD.decode(stored).is_ok_and(|sealed| self.is_outdated(&sealed))
+    }
+
+    /// Returns the file of the key, if it is in one.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Removes the old key from a file whose first key is that of this check text, if
+    /// there is an old one.
+    pub fn end_rotation_to(path: &Path, check: &str) -> anyhow::Result<()> {
+        let keys = read_keys(path)?;
+        match keys[..] {
+            [new, _] if MasterKey::new(new).fits(check) => Self::end_rotation(path),
+            _ => Ok(()),
+        }
     }
 
     /// Seals a text. It can be opened only with the same context `about`.
@@ -173,12 +256,18 @@ impl Seal {
 
     /// Whether the old key is still in the file.
     pub fn is_rotating(&self) -> bool {
-        self.keys.len() > 1
+        self.ring.read().keys.len() > 1
     }
 
-    /// Opens a text, if one of the keys sealed it with this context.
+    /// Opens a text, if one of the keys sealed it with this context. For a text of an
+    /// unknown key the file is read again: the key may have been replaced meanwhile.
     pub fn open(&self, about: &[u8], sealed: &[u8]) -> Option<String> {
-        self.keys.iter().find_map(|master| master.open(about, sealed))
+        let find = || self.ring.read().keys.iter().find(|master| sealed.starts_with(&master.id)).cloned();
+        let master = find().or_else(|| {
+            self.read_again();
+            find()
+        });
+        master?.open(about, sealed)
     }
 
     /// Seals a sealed text again, under the key that seals now.
@@ -211,18 +300,22 @@ impl Seal {
 
     /// Whether one of the keys made this check text.
     pub fn fits(&self, check: &str) -> bool {
-        self.keys.iter().any(|master| master.fits(check))
+        self.ring.read().keys.iter().any(|master| master.fits(check))
     }
 
     /// Returns the same keys, with the one that made this check text as the key
     /// that seals. The error names the key file and says what to do.
     pub fn for_store(&self, check: &str) -> Result<Self, WrongKey> {
-        match self.keys.iter().position(|master| master.fits(check)) {
-            Some(first) => Ok(Self { first, ..self.clone() }),
+        let ring = self.ring.read().clone();
+        match ring.keys.iter().position(|master| master.fits(check)) {
+            Some(first) => Ok(Self::of_ring(KeyRing { first, ..ring }, self.file.clone())),
             None => Err(WrongKey { file: self.file.clone() }),
         }
     }
 }
+
+/// Returns the context in which a text of an endpoint is sealed.
+pub type AssociatedData = fn(EndpointId) -> Vec<u8>;
 
 /// Returns the context in which an endpoint's settings are sealed.
 pub fn about_settings(endpoint: EndpointId) -> Vec<u8> {
@@ -361,7 +454,9 @@ mod tests {
         let new = Seal::read(&path).unwrap();
         assert_eq!((new.check(), new.fits(&old.check())), (both.check(), false));
         assert_eq!((new.open(b"a", &after).as_deref(), new.open(b"a", &before)), (Some("whsec_1"), None));
-        assert_eq!(old.open(b"a", &after), None);
+        assert_eq!(old.open(b"a", &after).as_deref(), Some("whsec_1"), "a running process reads its file again");
+        assert!(old.is_outdated(&after) && old.use_key(&new.check()).is_ok() && !old.is_outdated(&after));
+        assert!(old.use_key(&seal(9).check()).is_err() && !old.is_outdated(&after), "an unknown key is not used");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }

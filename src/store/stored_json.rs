@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn what_a_newer_version_wrote_is_named_by_its_place_and_not_shown() {
-        let text = r#"{"url":"https://example.com/token","format":"slack"}"#;
+        let text = r#"{"url":"https://example.com/token","format":"carrier_pigeon"}"#;
         let problem = from_json::<EndpointSettings>("endpoints.settings", text).unwrap_err().to_string();
         assert!(problem.starts_with("endpoints.settings has something at format that this version"), "{problem}");
         let problem = from_json::<Vec<u8>>("a.b", r#""secret""#).unwrap_err().to_string();

@@ -5,14 +5,16 @@
 //! same line straight into the buffer. Events inside a span still go to the
 //! stock formatter, which knows how to show spans.
 
+use std::cell::RefCell;
 use std::fmt::{self, Write};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::{Format, Json, Writer};
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use crate::clock::log_time;
 
 /// Formats events as lines of JSON.
 pub struct JsonLine {
@@ -37,88 +39,123 @@ where
         if context.lookup_current().is_some() || metadata.target() == "log" {
             return self.with_spans.format_event(context, line, event);
         }
-        line.write_str("{\"timestamp\":\"")?;
-        SystemTime.format_time(&mut line)?;
-        write!(line, "\",\"level\":\"{}\"", metadata.level())?;
-        let mut fields = JsonFields { line: &mut line, result: Ok(()) };
-        event.record(&mut fields);
-        fields.result?;
-        line.write_str(",\"target\":\"")?;
-        Escaped(&mut line).write_str(metadata.target())?;
-        line.write_str("\"}\n")
+        let mut text = String::with_capacity(LINE_BYTES_USUAL);
+        text.push_str("{\"timestamp\":\"");
+        push_time(&mut text);
+        text.push_str("\",\"level\":\"");
+        text.push_str(metadata.level().as_str());
+        text.push('"');
+        event.record(&mut JsonFields { line: &mut text });
+        text.push_str(",\"target\":\"");
+        push_escaped(&mut text, metadata.target());
+        text.push_str("\"}\n");
+        line.write_str(&text)
     }
 }
+
+/// Adds the time, to the microsecond. Lines of one second share all but its fraction.
+fn push_time(line: &mut String) {
+    thread_local! {
+        static LAST: RefCell<(i64, String)> = const { RefCell::new((i64::MIN, String::new())) };
+    }
+    let now = log_time();
+    LAST.with_borrow_mut(|(second, text)| {
+        if *second != now.as_second() {
+            *second = now.as_second();
+            *text = now.strftime("%Y-%m-%dT%H:%M:%S").to_string();
+        }
+        line.push_str(text);
+    });
+    let _ = write!(line, ".{:06}Z", now.subsec_microsecond());
+}
+
+/// Bytes that the line of an attempt takes, so that it does not grow.
+const LINE_BYTES_USUAL: usize = 1_024;
 
 /// Adds each field to the line.
-struct JsonFields<'a, 'w> {
-    line: &'a mut Writer<'w>,
-    result: fmt::Result,
+struct JsonFields<'a> {
+    line: &'a mut String,
 }
 
-impl JsonFields<'_, '_> {
-    fn add(&mut self, field: &Field, value: impl FnOnce(&mut Writer<'_>) -> fmt::Result) {
-        if self.result.is_ok() {
-            self.result = write!(self.line, ",\"{}\":", field.name()).and_then(|()| value(self.line));
-        }
+impl JsonFields<'_> {
+    fn add_name(&mut self, field: &Field) {
+        self.line.push_str(",\"");
+        self.line.push_str(field.name());
+        self.line.push_str("\":");
     }
 
-    fn add_text(&mut self, field: &Field, text: fmt::Arguments<'_>) {
-        self.add(field, |line| {
-            line.write_char('"')?;
-            Escaped(line).write_fmt(text)?;
-            line.write_char('"')
-        });
+    /// Adds a value that is no text. Writing to a string does not fail.
+    fn add(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        self.add_name(field);
+        let _ = self.line.write_fmt(value);
     }
 }
 
-impl Visit for JsonFields<'_, '_> {
+impl Visit for JsonFields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.add_text(field, format_args!("{value:?}"));
+        self.add_name(field);
+        self.line.push('"');
+        let _ = write!(Escaped(self.line), "{value:?}");
+        self.line.push('"');
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.add_text(field, format_args!("{value}"));
+        self.add_name(field);
+        self.line.push('"');
+        push_escaped(self.line, value);
+        self.line.push('"');
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add(field, |line| write!(line, "{value}"));
+        self.add(field, format_args!("{value}"));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add(field, |line| write!(line, "{value}"));
+        self.add(field, format_args!("{value}"));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add(field, |line| write!(line, "{value}"));
+        self.add(field, format_args!("{value}"));
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
         // JSON has no infinities.
-        self.add(field, |line| if value.is_finite() { write!(line, "{value:?}") } else { line.write_str("null") });
+        if value.is_finite() {
+            self.add(field, format_args!("{value:?}"));
+        } else {
+            self.add(field, format_args!("null"));
+        }
     }
 }
 
 /// Writes text as the inside of a JSON string.
-struct Escaped<'a, W>(&'a mut W);
+struct Escaped<'a>(&'a mut String);
 
-impl<W: Write> Write for Escaped<'_, W> {
+impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text;
-        while let Some(at) = rest.find(|c: char| c < ' ' || c == '"' || c == '\\') {
-            let (plain, special) = rest.split_at(at);
-            self.0.write_str(plain)?;
-            match special.as_bytes()[0] {
-                b'"' => self.0.write_str("\\\"")?,
-                b'\\' => self.0.write_str("\\\\")?,
-                b'\n' => self.0.write_str("\\n")?,
-                b'\r' => self.0.write_str("\\r")?,
-                b'\t' => self.0.write_str("\\t")?,
-                control => write!(self.0, "\\u{control:04x}")?,
-            }
-            rest = &special[1..];
-        }
-        self.0.write_str(rest)
+        push_escaped(self.0, text);
+        Ok(())
     }
+}
+
+fn push_escaped(line: &mut String, text: &str) {
+    let mut rest = text;
+    while let Some(at) = rest.bytes().position(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        let (plain, special) = rest.split_at(at);
+        line.push_str(plain);
+        match special.as_bytes()[0] {
+            b'"' => line.push_str("\\\""),
+            b'\\' => line.push_str("\\\\"),
+            b'\n' => line.push_str("\\n"),
+            b'\r' => line.push_str("\\r"),
+            b'\t' => line.push_str("\\t"),
+            control => {
+                let _ = write!(line, "\\u{control:04x}");
+            }
+        }
+        rest = &special[1..];
+    }
+    line.push_str(rest);
 }
 
 #[cfg(test)]
@@ -178,7 +215,9 @@ mod tests {
         let line = |line: &str| {
             let mut fields: serde_json::Map<String, serde_json::Value> =
                 serde_json::from_str(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            assert!(fields.remove("timestamp").is_some_and(|at| at.as_str().is_some_and(|at| at.ends_with('Z'))));
+            let at = fields.remove("timestamp").unwrap();
+            let at: jiff::Timestamp = at.as_str().filter(|at| at.len() == 27).unwrap().parse().unwrap();
+            assert!(at.duration_until(log_time()).as_secs() < 60, "{at}");
             fields
         };
         text.lines().map(line).collect()

@@ -17,6 +17,8 @@ use tracing_subscriber::fmt::MakeWriter;
 const GATHER: Duration = Duration::from_millis(2);
 /// Size of the buffer at which callers wait for a slow reader of the log.
 const BUFFER_MAX: usize = 1_024 * 1_024;
+/// Size up to which a buffer is used again.
+const SPARE_MAX: usize = 128 * 1_024;
 
 /// Takes log lines and writes them soon. Clones share the lines.
 pub struct LogWriter<W>(Arc<LogState<W>>);
@@ -38,6 +40,8 @@ struct LogState<W> {
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,
+    /// An empty buffer, which takes the place of the lines that are written.
+    spare: Vec<u8>,
     /// Whether each line is written at once, because the process ends.
     is_direct: bool,
 }
@@ -68,12 +72,22 @@ impl<W: Write + Send + 'static> LogWriter<W> {
     /// Writes all lines. A failed write is ignored: there is no log to tell it to.
     fn flush(&self) {
         let mut output = self.0.output.lock();
-        let bytes = std::mem::take(&mut self.0.lines.lock().bytes);
+        let mut bytes = {
+            let mut lines = self.0.lines.lock();
+            let empty = std::mem::take(&mut lines.spare);
+            std::mem::replace(&mut lines.bytes, empty)
+        };
         self.0.is_taken.notify_all();
         let _ = output.write_all(&bytes);
+        // What was written is room for the next lines, which need not ask for more.
+        if bytes.capacity() <= SPARE_MAX {
+            bytes.clear();
+            self.0.lines.lock().spare = bytes;
+        }
     }
 
-    fn add(&self, line: &[u8]) {
+    /// Adds a line. Returns whether it is to be written at once.
+    fn add(&self, line: &[u8]) -> bool {
         let mut lines = self.0.lines.lock();
         while lines.bytes.len() > BUFFER_MAX {
             self.0.is_taken.wait(&mut lines);
@@ -82,6 +96,7 @@ impl<W: Write + Send + 'static> LogWriter<W> {
             self.0.is_filled.notify_one();
         }
         lines.bytes.extend_from_slice(line);
+        lines.is_direct
     }
 }
 
@@ -106,8 +121,8 @@ pub struct LineWriter<'a, W> {
 
 impl<W: Write + Send + 'static> Write for LineWriter<'_, W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.writer.add(line);
-        if self.is_error || self.writer.0.lines.lock().is_direct {
+        let is_direct = self.writer.add(line);
+        if self.is_error || is_direct {
             self.writer.flush();
         }
         Ok(line.len())
@@ -138,9 +153,9 @@ mod tests {
     use super::*;
 
     /// Passes on what is written.
-    struct Passed(mpsc::Sender<Vec<u8>>);
+    struct ChannelWriter(mpsc::Sender<Vec<u8>>);
 
-    impl Write for Passed {
+    impl Write for ChannelWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let _ = self.0.send(bytes.to_vec());
             Ok(bytes.len())
@@ -150,7 +165,7 @@ mod tests {
         }
     }
 
-    fn line(writer: &LogWriter<Passed>, is_error: bool, text: &str) {
+    fn line(writer: &LogWriter<ChannelWriter>, is_error: bool, text: &str) {
         let mut line = LineWriter { writer, is_error };
         line.write_all(text.as_bytes()).unwrap();
     }
@@ -158,7 +173,7 @@ mod tests {
     #[test]
     fn every_line_is_written_once_and_in_order() {
         let (sender, written) = mpsc::channel();
-        let writer = LogWriter::start(Passed(sender));
+        let writer = LogWriter::start(ChannelWriter(sender));
         let expected: String = (0..1_000).map(|n| format!("line {n}\n")).collect();
         for text in expected.split_inclusive('\n') {
             line(&writer, false, text);
@@ -173,7 +188,7 @@ mod tests {
     #[test]
     fn an_error_is_written_before_its_caller_goes_on_with_all_lines_before_it() {
         let (sender, written) = mpsc::channel();
-        let writer = LogWriter::start(Passed(sender));
+        let writer = LogWriter::start(ChannelWriter(sender));
         line(&writer, false, "first\n");
         line(&writer, true, "the disk failed\n");
         let now: Vec<u8> = written.try_iter().flatten().collect();

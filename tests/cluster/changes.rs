@@ -13,27 +13,27 @@ const TENANT: &str = "/v1/tenants/default";
 
 /// Two nodes: an endpoint of the second with a full cap of held requests and a
 /// backlog, and a second endpoint there.
-struct Scene {
+struct BusyCluster {
     cluster: Cluster,
     ledger: Ledger,
     name: String,
     other: String,
 }
 
-impl Scene {
+impl BusyCluster {
     async fn new() -> Self {
         let ledger = Ledger::start(|_| Reply::Hold(200)).await;
         let cluster = Cluster::started(2, &ledger).await;
         let owned = cluster.owned_by(1).await;
         let (name, other) = (owned[0].clone(), owned[1].clone());
-        let scene = Self { cluster, ledger, name, other };
+        let busy = Self { cluster, ledger, name, other };
         // It is held for as long as the story takes.
         let patient = json!({"timeout": {"connect": "1s", "total": "30s"}});
-        scene.other_node().patch_json(&scene.path(), &patient).await.expect(200);
-        scene.hand_in("evt", 30).await;
-        let busy = |entries: &[Entry]| entries.len() == CAP;
-        scene.ledger.wait_until("it to have all open that it may", busy).await;
-        scene
+        busy.other_node().patch_json(&busy.path(), &patient).await.expect(200);
+        busy.send_event("evt", 30).await;
+        let is_full = |entries: &[Entry]| entries.len() == CAP;
+        busy.ledger.wait_until("it to have all open that it may", is_full).await;
+        busy
     }
 
     /// Returns the node that is not the owner.
@@ -45,7 +45,7 @@ impl Scene {
         self.cluster.path(&self.name)
     }
 
-    async fn hand_in(&self, prefix: &str, count: usize) {
+    async fn send_event(&self, prefix: &str, count: usize) {
         let event = |n| json!({"id": format!("{prefix}-{n}"), "type": self.name, "data": n});
         let events: Vec<Value> = (0..count).map(event).collect();
         self.other_node().post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
@@ -57,8 +57,8 @@ impl Scene {
 
     /// Answers the open requests; returns when the owner has had time to start
     /// more.
-    async fn let_go(&self) {
-        self.ledger.go_on();
+    async fn release(&self) {
+        self.ledger.release_answers();
         self.ledger.wait_until("what is open to end", |entries| entries.iter().all(|e| e.ended.is_some())).await;
         eventually("what was open to be settled", || async {
             let open: Vec<String> = self.ledger.entries().iter().map(|entry| entry.id.clone()).collect();
@@ -101,31 +101,31 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_through_another_node_holds_everything_but_what_is_in_flight() {
-    let scene = Scene::new().await;
-    scene.other_node().post(&format!("{}/pause", scene.path()), "").await.expect(200);
-    scene.let_go().await;
-    assert_eq!(scene.count(), CAP, "nothing was begun after the pause");
-    scene.other_node().post(&format!("{}/resume", scene.path()), "").await.expect(200);
-    scene.cluster.drained().await;
-    assert_eq!(scene.count(), 30);
+    let busy = BusyCluster::new().await;
+    busy.other_node().post(&format!("{}/pause", busy.path()), "").await.expect(200);
+    busy.release().await;
+    assert_eq!(busy.count(), CAP, "nothing was begun after the pause");
+    busy.other_node().post(&format!("{}/resume", busy.path()), "").await.expect(200);
+    busy.cluster.drained().await;
+    assert_eq!(busy.count(), 30);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_through_another_node_cancels_everything_but_what_is_in_flight() {
-    let scene = Scene::new().await;
-    let answer = scene.other_node().send("DELETE", &scene.path(), &[], "").await.unwrap();
+    let busy = BusyCluster::new().await;
+    let answer = busy.other_node().send("DELETE", &busy.path(), &[], "").await.unwrap();
     assert!((200..300).contains(&answer.status), "{answer:?}");
-    let untouched = scene.untouched().await;
+    let untouched = busy.untouched().await;
     assert_eq!(untouched["state"], "cancelled", "with the answer, whatever is still to be written: {untouched}");
-    scene.let_go().await;
-    assert_eq!(scene.count(), CAP, "nothing was begun after the end");
-    scene.cluster.drained().await;
-    let begun: Vec<String> = scene.ledger.entries().into_iter().map(|entry| entry.id).collect();
+    busy.release().await;
+    assert_eq!(busy.count(), CAP, "nothing was begun after the end");
+    busy.cluster.drained().await;
+    let begun: Vec<String> = busy.ledger.entries().into_iter().map(|entry| entry.id).collect();
     for id in (0..30).map(|n| format!("evt-{n}")) {
         let (state, attempts) = if begun.contains(&id) { ("delivered", 1) } else { ("cancelled", 0) };
         // What was in flight reads cancelled until its outcome is written.
         eventually(&format!("{id} to be {state} after {attempts} attempts"), || async {
-            let delivery = scene.delivery(&id).await;
+            let delivery = busy.delivery(&id).await;
             let is_so = (&delivery["state"], &delivery["attempts"]) == (&json!(state), &json!(attempts));
             if is_so { Ok(()) } else { Err(delivery.to_string()) }
         })
@@ -135,53 +135,53 @@ async fn a_delete_through_another_node_cancels_everything_but_what_is_in_flight(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancel_through_another_node_keeps_a_delivery_from_going() {
-    let scene = Scene::new().await;
-    let cancelled = scene.untouched().await;
-    scene.act(&cancelled, "cancel").await;
-    scene.ledger.go_on();
-    scene.cluster.drained().await;
-    assert_eq!(scene.count(), 29);
+    let busy = BusyCluster::new().await;
+    let cancelled = busy.untouched().await;
+    busy.act(&cancelled, "cancel").await;
+    busy.ledger.release_answers();
+    busy.cluster.drained().await;
+    assert_eq!(busy.count(), 29);
     let id = cancelled["event_id"].as_str().unwrap();
-    assert!(scene.ledger.entries().iter().all(|entry| entry.id != id));
-    assert_eq!(scene.delivery(id).await["state"], "cancelled");
+    assert!(busy.ledger.entries().iter().all(|entry| entry.id != id));
+    assert_eq!(busy.delivery(id).await["state"], "cancelled");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cap_changed_through_another_node_is_kept_from_then_on() {
-    let scene = Scene::new().await;
-    scene.other_node().patch_json(&scene.path(), &json!({"max_in_flight": 1})).await.expect(200);
-    scene.ledger.answer_with(|_| Reply::Status(200));
-    scene.ledger.go_on();
-    scene.cluster.drained().await;
-    let entries = scene.ledger.entries();
+    let busy = BusyCluster::new().await;
+    busy.other_node().patch_json(&busy.path(), &json!({"max_in_flight": 1})).await.expect(200);
+    busy.ledger.answer_with(|_| Reply::Status(200));
+    busy.ledger.release_answers();
+    busy.cluster.drained().await;
+    let entries = busy.ledger.entries();
     for entry in &entries[CAP..] {
         let open = entries.iter().filter(|other| other.began <= entry.began && other.ended.unwrap() > entry.began);
         assert_eq!(open.count(), 1, "{entry:?}");
     }
 
-    let scene = Scene { ledger: Ledger::start(|_| Reply::Hold(200)).await, ..scene };
-    let wider = json!({"max_in_flight": 2 * CAP, "url": scene.ledger.url(&scene.name)});
-    scene.other_node().patch_json(&scene.path(), &wider).await.expect(200);
-    scene.hand_in("more", 30).await;
-    scene.ledger.wait_until("more to be open", |entries| entries.len() == 2 * CAP).await;
-    scene.ledger.go_on();
-    scene.cluster.drained().await;
+    let busy = BusyCluster { ledger: Ledger::start(|_| Reply::Hold(200)).await, ..busy };
+    let wider = json!({"max_in_flight": 2 * CAP, "url": busy.ledger.url(&busy.name)});
+    busy.other_node().patch_json(&busy.path(), &wider).await.expect(200);
+    busy.send_event("more", 30).await;
+    busy.ledger.wait_until("more to be open", |entries| entries.len() == 2 * CAP).await;
+    busy.ledger.release_answers();
+    busy.cluster.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_and_a_replay_through_another_node_go_at_once() {
-    let scene = Scene::new().await;
-    scene.ledger.go_on();
-    scene.cluster.drained().await;
+    let busy = BusyCluster::new().await;
+    busy.ledger.release_answers();
+    busy.cluster.drained().await;
     // One that would wait for an hour, and one that is dead.
     let slow = json!({"retry": {"schedule": ["1h"], "jitter": "none", "max_attempts": 5}});
-    scene.other_node().patch_json(&scene.path(), &slow).await.expect(200);
+    busy.other_node().patch_json(&busy.path(), &slow).await.expect(200);
     for (id, status) in [("late", 503), ("dead", 400)] {
-        scene.ledger.answer_with(move |_| Reply::Status(status));
-        let event = json!({"id": id, "type": scene.name, "data": 1});
-        scene.other_node().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+        busy.ledger.answer_with(move |_| Reply::Status(status));
+        let event = json!({"id": id, "type": busy.name, "data": 1});
+        busy.other_node().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
         let verb = eventually("its first attempt to be settled", || async {
-            let found = scene.delivery(id).await;
+            let found = busy.delivery(id).await;
             match (&found["state"], &found["attempts"]) {
                 (state, attempts) if *state == "waiting" && *attempts == 1 => Ok("retry"),
                 (state, _) if *state == "dead" => Ok("replay"),
@@ -189,20 +189,20 @@ async fn a_retry_and_a_replay_through_another_node_go_at_once() {
             }
         })
         .await;
-        scene.ledger.answer_with(|_| Reply::Status(200));
-        scene.act(&scene.delivery(id).await, verb).await;
+        busy.ledger.answer_with(|_| Reply::Status(200));
+        busy.act(&busy.delivery(id).await, verb).await;
         let again = |entries: &[Entry]| entries.iter().filter(|entry| entry.id == id).count() == 2;
-        scene.ledger.wait_until("it to go again", again).await;
+        busy.ledger.wait_until("it to go again", again).await;
     }
-    scene.other_node().patch_json(&scene.path(), &json!({"retry": eager_retry(5)})).await.expect(200);
-    scene.cluster.drained().await;
+    busy.other_node().patch_json(&busy.path(), &json!({"retry": eager_retry(5)})).await.expect(200);
+    busy.cluster.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whichever_node_is_asked_a_delivery_in_flight_is_shown_as_such() {
-    let scene = Scene::new().await;
-    let open = scene.ledger.entries().remove(0).id;
-    for node in &scene.cluster.nodes {
+    let busy = BusyCluster::new().await;
+    let open = busy.ledger.entries().remove(0).id;
+    for node in &busy.cluster.nodes {
         let found = node.client().get(&format!("{TENANT}/events/{open}/deliveries")).await.expect(200);
         let id = found["data"][0]["id"].as_str().unwrap().to_owned();
         // Of another node's, a second later at most.
@@ -212,8 +212,8 @@ async fn whichever_node_is_asked_a_delivery_in_flight_is_shown_as_such() {
         })
         .await;
     }
-    scene.ledger.go_on();
-    scene.cluster.drained().await;
+    busy.ledger.release_answers();
+    busy.cluster.drained().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,7 +276,7 @@ async fn a_pause_holds_at_a_node_that_comes_back_after_its_lease_has_ended() {
         }
     }
     ledger.answer_with(|_| Reply::Status(200));
-    ledger.go_on();
+    ledger.release_answers();
     cluster.drained().await;
 }
 

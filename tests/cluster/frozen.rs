@@ -40,7 +40,7 @@ async fn one_that_was_frozen_beyond_its_lease_settles_nothing_and_starts_nothing
 
     // Its requests are answered, as if nothing had happened, and it wakes.
     let before = ledger.entries();
-    ledger.go_on();
+    ledger.release_answers();
     ledger.wait_until("its requests to be answered", |entries| entries.iter().all(|entry| entry.ended.is_some())).await;
     let thawed = Instant::now();
     cluster.nodes[1].thaw();

@@ -51,3 +51,22 @@ async fn a_node_elsewhere_needs_the_key_and_takes_the_token_that_is_there() {
     let seen = cluster.nodes[0].client().get(&secrets).await.expect(200);
     assert_eq!(seen["data"][0]["secret"], created["secret"], "what one node sealed, the other opens");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_tells_where_all_of_them_call_from() {
+    let mut cluster = Cluster::new().await;
+    let from = |address: &str| vec![("POSTHASTE_EGRESS_BIND".to_owned(), address.to_owned())];
+    cluster.start_in(vec![from("127.0.0.7"), from("127.0.0.8")], "2s").await;
+    cluster.settled().await;
+    let both = json!({"networks": ["127.0.0.7/32", "127.0.0.8/32"], "complete": true});
+    for node in &cluster.nodes {
+        assert_eq!(node.client().get("/v1/egress").await.expect(200), both);
+    }
+    // A node that does not know its own addresses makes the list incomplete.
+    cluster.start(1).await;
+    cluster.settled().await;
+    for node in &cluster.nodes {
+        let told = node.client().get("/v1/egress").await.expect(200);
+        assert_eq!((&told["complete"], &told["networks"]), (&json!(false), &both["networks"]));
+    }
+}

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use crate::audit::{Findings, Rules};
-use crate::load::{AcknowledgedEvents, Mark, hash};
+use crate::load::{AcknowledgedEvents, RecordingPosition, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
@@ -101,7 +101,7 @@ impl Entry {
 pub enum Reply {
     /// Answers with this status after two milliseconds.
     Status(u16),
-    /// Answers with this status once [`Ledger::go_on`] is called.
+    /// Answers with this status once [`Ledger::release_answers`] is called.
     Hold(u16),
     /// Answers with this status and a `Retry-After` of this many seconds.
     RetryAfter(u16, u64),
@@ -112,15 +112,15 @@ pub fn flaky(entry: &Entry) -> Reply {
     Reply::Status(if hash((&entry.id, entry.attempt)).is_multiple_of(8) { 503 } else { 200 })
 }
 
-type Choose = Box<dyn Fn(&Entry) -> Reply + Send>;
+type ChooseReply = Box<dyn Fn(&Entry) -> Reply + Send>;
 
 struct LedgerState {
     entries: Mutex<Vec<Entry>>,
-    choose: Mutex<Choose>,
-    mark: Mark,
+    choose: Mutex<ChooseReply>,
+    mark: RecordingPosition,
     identifies_nodes: AtomicBool,
     more: Notify,
-    go_on: watch::Sender<bool>,
+    release_answers: watch::Sender<bool>,
 }
 
 /// A receiver on a free port of this machine.
@@ -142,18 +142,18 @@ impl Ledger {
     }
 
     /// Starts a ledger that records a mark with each request.
-    pub async fn marked(choose: impl Fn(&Entry) -> Reply + Send + 'static, mark: Mark) -> Self {
+    pub async fn marked(choose: impl Fn(&Entry) -> Reply + Send + 'static, mark: RecordingPosition) -> Self {
         LazyLock::force(&OPENED);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (entries, choose) = (Mutex::default(), Mutex::new(Box::new(choose) as Choose));
+        let (entries, choose) = (Mutex::default(), Mutex::new(Box::new(choose) as ChooseReply));
         let state = Arc::new(LedgerState {
             entries,
             choose,
             mark,
             identifies_nodes: AtomicBool::new(true),
             more: Notify::new(),
-            go_on: watch::Sender::new(false),
+            release_answers: watch::Sender::new(false),
         });
         let accepting = tokio::spawn(accept(listener, state.clone()));
         Self { address, state, accepting }
@@ -169,8 +169,8 @@ impl Ledger {
     }
 
     /// Lets held requests go on, these and later ones.
-    pub fn go_on(&self) {
-        self.state.go_on.send_replace(true);
+    pub fn release_answers(&self) {
+        self.state.release_answers.send_replace(true);
     }
 
     /// Stops finding out which node makes a request, because that takes too long
@@ -180,8 +180,8 @@ impl Ledger {
     }
 
     /// Holds requests again that come from now on.
-    pub fn hold_on(&self) {
-        self.state.go_on.send_replace(false);
+    pub fn hold_answers(&self) {
+        self.state.release_answers.send_replace(false);
     }
 
     /// Returns every request so far, in the order they began.
@@ -284,7 +284,7 @@ async fn answer(
     match reply {
         Reply::Status(_) => tokio::time::sleep(Duration::from_millis(2)).await,
         Reply::Hold(_) => {
-            let _ = state.go_on.subscribe().wait_for(|go| *go).await;
+            let _ = state.release_answers.subscribe().wait_for(|go| *go).await;
             // A body that takes more than one read.
             body_sent = Bytes::from_static(&[b'x'; 16_384]);
         }

@@ -48,7 +48,7 @@ async fn what_waits_and_what_is_stored_at_another_node_counts() {
         if answer.status == 507 { Ok(()) } else { Err(answer.status.to_string()) }
     })
     .await;
-    ledger.go_on();
+    ledger.release_answers();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use crate::support::{Client, eventually};
 const TENANT: &str = "/v1/tenants/default";
 /// How many questions were ever asked from node to node.
 const ASKED: &str = "SELECT last_value FROM pg_sequences
-    WHERE format('%I.%I', schemaname, sequencename) = pg_get_serial_sequence('posthaste.calls', 'no')";
+    WHERE format('%I.%I', schemaname, sequencename) = pg_get_serial_sequence('posthaste.node_questions', 'no')";
 /// Every published row, and the transaction that wrote it.
 const PUBLISHED: &str =
     "SELECT shard, endpoint, epoch, status, xmin FROM posthaste.live_status ORDER BY shard, endpoint";
@@ -75,7 +75,7 @@ async fn every_node_shows_what_an_owner_knows_and_after_its_end_what_the_next_on
     // Killed, so that it can take back nothing of what it published.
     cluster.kill(1).await;
     ledger.answer_with(|_| Reply::Status(200));
-    ledger.go_on();
+    ledger.release_answers();
     shows(&stranger, &cluster.path(&name), "that all of it went", |health| health["waiting"] == 0).await;
 }
 

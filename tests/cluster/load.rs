@@ -22,7 +22,7 @@ const KEYS: usize = 4;
 pub type NodeAddresses = Arc<RwLock<Vec<SocketAddr>>>;
 
 /// Returns how far a recording has come; stored with each entry and receipt.
-pub type Mark = Arc<dyn Fn() -> u64 + Send + Sync>;
+pub type RecordingPosition = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// One acknowledged event.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ struct Receipt {
     id: String,
     endpoint: String,
     key: String,
-    /// Mark at the time the receipt arrived.
+    /// RecordingPosition at the time the receipt arrived.
     mark: u64,
 }
 
@@ -129,7 +129,13 @@ impl Load {
     }
 
     /// Starts producers that record a mark with each receipt.
-    pub fn marked(name: &str, addresses: &NodeAddresses, token: &str, endpoints: usize, mark: Mark) -> Self {
+    pub fn marked(
+        name: &str,
+        addresses: &NodeAddresses,
+        token: &str,
+        endpoints: usize,
+        mark: RecordingPosition,
+    ) -> Self {
         let (stop, refused, acknowledged) = (Arc::default(), Arc::default(), Arc::default());
         let producers = (0..PRODUCERS)
             .map(|producer| {
@@ -181,7 +187,7 @@ struct Producer {
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
     acknowledged: Arc<AtomicU64>,
-    mark: Mark,
+    mark: RecordingPosition,
 }
 
 impl Producer {

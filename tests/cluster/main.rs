@@ -22,12 +22,16 @@ mod sockets;
 
 mod accept_anywhere;
 mod changes;
-mod ends;
+mod figures;
 mod frozen;
 mod jobs;
 mod joining;
+mod keys;
 mod limits;
 mod live_status;
+mod node_loss;
 mod pooler;
 mod test_servers;
+mod traces;
 mod trouble;
+mod upgrading;

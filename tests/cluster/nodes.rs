@@ -1,6 +1,7 @@
 //! Runs gateway nodes on one database, and starts, stops and kills them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,6 +133,12 @@ impl Cluster {
         self.start_through(&url, count).await;
     }
 
+    /// Starts this many nodes of another version.
+    pub async fn start_version(&mut self, program: &Path, count: usize) {
+        let options = || Options { program: Some(program.to_owned()), ..default_options(self.database.url()) };
+        self.start_all((0..count).map(|_| (options(), None)).collect()).await;
+    }
+
     /// Starts a node for each of these environments, with this lease.
     pub async fn start_in(&mut self, environments: Vec<Vec<(String, String)>>, lease: &str) {
         let options = |env| Options { env, ..options(self.database.url(), lease) };
@@ -170,9 +177,14 @@ impl Cluster {
 
     /// Starts a node in this folder that is expected to refuse; returns its output.
     pub async fn refused(&self, folder: &TempDir) -> Output {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        self.refused_version(Path::new(env!("CARGO_BIN_EXE_posthaste")), folder).await
+    }
+
+    /// Starts a node of another version that is expected to refuse; returns its output.
+    pub async fn refused_version(&self, program: &Path, folder: &TempDir) -> Output {
+        let mut command = tokio::process::Command::new(program);
         command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", self.database.url(), "--data"]);
-        command.arg(folder.path()).stdin(Stdio::null()).kill_on_drop(true);
+        command.arg(folder.path()).args(["--self-test", "off"]).stdin(Stdio::null()).kill_on_drop(true);
         let ending = tokio::time::timeout(crate::support::PATIENCE, command.output());
         ending.await.expect("it does not serve").expect("it runs")
     }
@@ -205,6 +217,24 @@ impl Cluster {
             .retain(|node_address| *node_address != address);
         self.terminate(node).await;
         self.nodes.remove(node);
+    }
+
+    /// Runs `posthaste keys rotate` at a node; returns whether it succeeded, and what it
+    /// said.
+    pub async fn rotate_key(&self, node: usize) -> (bool, String) {
+        let gateway = self.nodes[node].gateway();
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command.args([
+            "keys",
+            "rotate",
+            "--server",
+            &format!("http://{}", gateway.address),
+            "--token",
+            gateway.token(),
+        ]);
+        let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+        let output = tokio::time::timeout(crate::support::PATIENCE, output).await.expect("it ends").expect("it runs");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
     /// Creates endpoints `e0`, `e1` and so on, through one node after the other.

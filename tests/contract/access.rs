@@ -9,7 +9,7 @@ use posthaste::model::id::{TenantId, TokenId};
 use posthaste::model::named_enum::NamedEnum;
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{Tenant, TenantQuota};
-use posthaste::model::token::{Right, Token};
+use posthaste::model::token::{Right, Token, TokenKind};
 use posthaste::store::{AuditQuery, DeliveryChange, EndpointChange, Error, MissingResource, PageRequest, TokenScope};
 use serde_json::json;
 
@@ -38,6 +38,8 @@ for_every_store! {
 fn token(fixture: &StoreFixture, of: &TenantId, seconds: i64) -> Token {
     Token {
         id: TokenId::mint(at(seconds), fixture.mint()),
+        kind: TokenKind::Api,
+        sign_in: None,
         tenant: Some(of.clone()),
         name: format!("made at {seconds}"),
         rights: vec![Right::Read, Right::Publish],
@@ -214,6 +216,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(fixture: StoreFixture
         quota,
         limits: Default::default(),
         defaults: Default::default(),
+        retention: Default::default(),
         created_at: at(0),
     };
     let quota = TenantQuota { rate: Some(Rate { per_second: 1.0, burst: 1 }), ..TenantQuota::default() };

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeliveryState;
-use posthaste::model::endpoint::{Endpoint, EndpointState};
+use posthaste::model::endpoint::{Endpoint, EndpointDefaults, EndpointState};
+use posthaste::model::event::Event;
+use posthaste::model::id::{EventId, TenantId};
 use posthaste::model::rate::Rate;
-use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::model::self_test::{SELF_TEST_TYPE, SELF_TEST_URL};
+use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::store::{DeliveryChange, EndpointChange, Error, MissingResource};
 use serde_json::{Value, json};
 
@@ -29,6 +32,8 @@ for_every_store! {
     another_tenants_endpoint_is_not_there,
     a_note_is_kept,
     of_several_first_notes_one_stands,
+    the_endpoint_of_a_self_test_is_in_no_list_and_takes_only_what_is_addressed_to_it,
+    an_endpoint_follows_the_defaults_that_it_inherits_also_when_they_change,
 }
 
 async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(fixture: StoreFixture) {
@@ -42,6 +47,7 @@ async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(fixture: 
         quota,
         limits: Default::default(),
         defaults,
+        retention: Default::default(),
         created_at: at(7),
     };
     fixture.store.put_tenant(&Initiator::Gateway, acme.clone()).await.unwrap();
@@ -59,6 +65,7 @@ async fn putting_a_tenant_again_keeps_when_it_was_created(fixture: StoreFixture)
         quota: TenantQuota::default(),
         limits: Default::default(),
         defaults: EndpointDefaults::default(),
+        retention: Default::default(),
         created_at: at(99),
     };
     let known = fixture.store.put_tenant(&Initiator::Gateway, renamed).await.unwrap();
@@ -317,4 +324,57 @@ async fn a_note_is_kept(fixture: StoreFixture) {
     fixture.store.put_setting("colour", "blue".into()).await.unwrap();
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.setting("colour").await.unwrap().as_deref(), Some("blue"));
+}
+
+async fn the_endpoint_of_a_self_test_is_in_no_list_and_takes_only_what_is_addressed_to_it(fixture: StoreFixture) {
+    let system = fixture.put_tenant(TenantId::SYSTEM).await;
+    let weight = fixture.store.weight_in_use();
+    let hidden = fixture.endpoint_of(&system, json!({"url": SELF_TEST_URL, "event_types": ["*"]})).await;
+    let fixture = fixture.reopened().await;
+    let store = &fixture.store;
+    assert!(hidden.is_self_test());
+    assert_eq!(store.self_test_endpoints().iter().map(|one| one.id).collect::<Vec<_>>(), [hidden.id]);
+    assert!(store.endpoints(&system).is_empty());
+    let usage = store.usage(std::slice::from_ref(&system)).await.unwrap().remove(0);
+    assert_eq!((usage.endpoints, usage.settings_bytes, store.weight_in_use()), (0, 0, weight));
+
+    let event = |kind: &str, endpoints| {
+        let event_type = kind.parse().unwrap();
+        Event { endpoints, ..Event::empty(system.clone(), EventId::from_stored("a"), event_type, at(0)) }
+    };
+    let matching = |event: Event| Ok::<_, Error>(store.matching(&event)?.iter().map(|one| one.id).collect::<Vec<_>>());
+    assert_eq!(matching(event(SELF_TEST_TYPE, Some(vec![hidden.id]))).unwrap(), [hidden.id]);
+    assert!(matching(event(SELF_TEST_TYPE, None)).unwrap().is_empty());
+    assert!(matching(event("endpoint.paused", None)).unwrap().is_empty());
+    assert!(matching(event("endpoint.paused", Some(vec![hidden.id]))).is_err(), "no other event is sent there");
+
+    store.delete_endpoint(&Initiator::Gateway, &system, hidden.id, at(1)).await.unwrap();
+    assert!(store.self_test_endpoints().is_empty());
+    assert_eq!(store.weight_in_use(), weight);
+}
+
+async fn an_endpoint_follows_the_defaults_that_it_inherits_also_when_they_change(fixture: StoreFixture) {
+    let put = async |fixture: &StoreFixture, defaults: serde_json::Value| {
+        let known = fixture.store.tenant(&ours()).unwrap();
+        let defaults = serde_json::from_value(defaults).unwrap();
+        let changed = Tenant { defaults, ..Tenant::clone(&known) };
+        fixture.store.put_tenant(&Initiator::Gateway, changed).await.unwrap();
+    };
+    let follower = fixture.endpoint(json!({"inherits": ["retry", "max_in_flight"], "max_in_flight": 7})).await;
+    let own = fixture.endpoint(json!({"max_in_flight": 7})).await;
+    put(&fixture, json!({"max_in_flight": 3, "retry": {"max_attempts": 4}})).await;
+    let read = |fixture: &StoreFixture, id| {
+        let endpoint = fixture.store.endpoint(&ours(), id).unwrap();
+        (endpoint.max_in_flight(), endpoint.policy.max_attempts)
+    };
+    assert_eq!(read(&fixture, follower.id), (3, 4));
+    assert_eq!(read(&fixture, own.id).0, 7);
+    let state = EndpointChange::State { state: EndpointState::Paused, note: None };
+    let changed = fixture.store.change_endpoint(&Initiator::Gateway, &ours(), follower.id, state, at(5)).await.unwrap();
+    assert_eq!(changed.endpoint.max_in_flight(), 3, "a change of something else leaves it so");
+    let fixture = fixture.reopened().await;
+    assert_eq!(read(&fixture, follower.id), (3, 4));
+    put(&fixture, json!({})).await;
+    assert_eq!(read(&fixture, follower.id).0, 10);
+    assert_eq!(read(&fixture, own.id).0, 7);
 }

@@ -87,11 +87,11 @@ impl ComparedStore {
     }
 
     /// Learns which operational events there are now.
-    async fn learn_told(&mut self, model: &Model) {
+    async fn learn_operational_events(&mut self, model: &Model) {
         let known: HashSet<u32> = self.told.values().copied().collect();
         let of_model = model.events.iter().filter(|(n, event)| event.tells.is_some() && !known.contains(n));
         let mut numbers = of_model.map(|(n, _)| *n).collect::<Vec<_>>().into_iter();
-        for event in self.told_events().await {
+        for event in self.operational_events().await {
             if self.told.contains_key(&event.id) {
                 continue;
             }
@@ -103,7 +103,7 @@ impl ComparedStore {
     }
 
     /// Operational events, oldest first.
-    async fn told_events(&self) -> Vec<Event> {
+    async fn operational_events(&self) -> Vec<Event> {
         let page = PageRequest { cursor: None, limit: 1_000 };
         let found = self.fixture.store.events(&TenantId::system(), EventQuery::default(), page).await;
         found.expect("they are read").data.into_iter().rev().map(|record| record.event).collect()
@@ -202,7 +202,7 @@ impl ComparedStore {
         model: &Model,
     ) -> Answer<Effects> {
         let settled = self.settle_raw(name, outcome, now).await;
-        self.learn_told(model).await;
+        self.learn_operational_events(model).await;
         self.settled(&settled)
     }
 
@@ -215,7 +215,7 @@ impl ComparedStore {
     ) -> Answer<Vec<Effects>> {
         let all = outcomes.iter().map(|(name, outcome)| self.settle_raw(*name, outcome, now));
         let settled = futures_util::future::join_all(all).await;
-        self.learn_told(model).await;
+        self.learn_operational_events(model).await;
         let answers: Vec<Answer<Effects>> = settled.iter().map(|settled| self.settled(settled)).collect();
         let details = answers.iter().map(|answer| answer.details.as_str()).collect::<Vec<_>>().join("\n");
         Answer { details, answer: answers.into_iter().map(|answer| answer.answer).collect() }
@@ -248,7 +248,7 @@ impl ComparedStore {
     ) -> Answer<Result<Effects, Refusal>> {
         let changed =
             self.fixture.store.change(&Initiator::Gateway, self.tenant_of(name), self.id(name), change, now).await;
-        self.learn_told(model).await;
+        self.learn_operational_events(model).await;
         let details = changed.as_ref().map(|changed| self.claims(&changed.freed)).unwrap_or_default();
         let answer = changed.map_err(refusal).map(|changed| Effects {
             due_at: changed.due_at,
@@ -282,7 +282,7 @@ impl ComparedStore {
             .store
             .change_endpoint(&Initiator::Gateway, &endpoint.tenant, endpoint.id, asked(step, &current, now), now)
             .await;
-        self.learn_told(model).await;
+        self.learn_operational_events(model).await;
         let details = changed.as_ref().map(|changed| {
             let endpoint = Endpoint { secrets: Vec::new(), ..Endpoint::clone(&changed.endpoint) };
             format!("{endpoint:?}\n{:?}\n{}", changed.endpoint_events, self.claims(&changed.freed))
@@ -350,7 +350,7 @@ impl ComparedStore {
         let (mut shared, mut own) = (Snapshot::new(), Snapshot::new());
         let store = self.fixture.store.clone();
         for tenant in self.tenants() {
-            crate::dead_letter_groups::assert_tally(&*store, &tenant, &self.deliveries(&tenant).await).await;
+            crate::dead_letter_groups::assert_counts(&*store, &tenant, &self.deliveries(&tenant).await).await;
             for delivery in self.deliveries(&tenant).await {
                 let name = self.name(delivery.id);
                 let details = self.details(&delivery);
@@ -363,7 +363,7 @@ impl ComparedStore {
                 own.insert(format!("delivery {name:?}"), details);
             }
         }
-        for event in self.told_events().await {
+        for event in self.operational_events().await {
             let data: Value = serde_json::from_slice(&event.data).unwrap_or_default();
             let number = self.told[&event.id];
             let about = self.endpoints.iter().position(|endpoint| data["endpoint"] == endpoint.id.to_string());
@@ -431,25 +431,23 @@ impl ComparedStore {
     /// makes itself.
     fn details(&self, delivery: &Delivery) -> String {
         let nobody = DeliveryId::mint(Timestamp::UNIX_EPOCH, 0);
-        let event_id = match delivery.tenant.is_system() {
-            true => "told".parse().expect("an id"),
-            false => delivery.event_id.clone(),
-        };
+        let event_id =
+            if delivery.tenant.is_system() { "told".parse().expect("an id") } else { delivery.event_id.clone() };
         format!("{:?}", Delivery { id: nobody, event_id, ..delivery.clone() })
     }
 }
 
 fn asked(step: EndpointStep, current: &Endpoint, now: Timestamp) -> EndpointChange {
-    let standing = |state| EndpointChange::State { state, note: Some("a person's".into()) };
+    let state_change = |state| EndpointChange::State { state, note: Some("a person's".into()) };
     let settings = |settings: EndpointSettings, if_updated_at| EndpointChange::Settings {
         policy: settings.check().expect("settings that hold"),
         settings: Box::new(settings),
         if_updated_at,
     };
     match step {
-        EndpointStep::Pause => standing(EndpointState::Paused),
-        EndpointStep::Disable => standing(EndpointState::Disabled),
-        EndpointStep::Resume => standing(EndpointState::Active),
+        EndpointStep::Pause => state_change(EndpointState::Paused),
+        EndpointStep::Disable => state_change(EndpointState::Disabled),
+        EndpointStep::Resume => state_change(EndpointState::Active),
         EndpointStep::OnDead { skips, is_outdated } => {
             let on_dead = if skips { OnDead::Skip } else { OnDead::Block };
             let based_on = if is_outdated { now } else { current.updated_at };

@@ -1,4 +1,4 @@
-//! The tally of dead letters: whatever is done to them, it is their count.
+//! The counts of dead letters are right whatever is done to the dead letters.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +15,18 @@ use serde_json::json;
 use crate::fixture::{StoreFixture, at, attempted, event, ours, settlement};
 
 for_every_store! {
-    every_change_of_a_dead_letter_changes_the_tally_in_the_same_commit,
+    every_change_of_a_dead_letter_changes_the_counts_in_the_same_commit,
     groups_are_as_coarse_as_they_are_asked_for_and_the_sum_stays,
     an_answer_that_comes_after_the_death_moves_it_to_another_group,
     a_success_that_comes_after_the_death_takes_it_out,
     what_is_forgotten_or_belongs_to_a_deleted_tenant_is_not_counted,
-    the_tally_of_a_store_of_the_version_before_is_filled,
 }
 
 /// One group: endpoint, cause, answer and day.
 type GroupKey = (String, Option<&'static str>, Option<String>, Option<String>);
 
-/// Asserts that the tally of a tenant is the count of these, its deliveries.
-pub async fn assert_tally(store: &dyn Store, tenant: &TenantId, deliveries: &[Delivery]) {
+/// Asserts that the counts of a tenant are those of these deliveries, which are all it has.
+pub async fn assert_counts(store: &dyn Store, tenant: &TenantId, deliveries: &[Delivery]) {
     let mut counted: BTreeMap<GroupKey, (u64, Timestamp, Timestamp)> = BTreeMap::new();
     for delivery in deliveries.iter().filter(|delivery| delivery.state == DeliveryState::Dead) {
         let died_at = delivery.finished_at.expect("a dead letter has died");
@@ -55,11 +54,11 @@ fn key(group: &DeadLetterGroup) -> GroupKey {
 
 async fn assert_ours(fixture: &StoreFixture) -> u64 {
     let all = fixture.list(Default::default(), 500).await;
-    assert_tally(&*fixture.store, &ours(), &all).await;
+    assert_counts(&*fixture.store, &ours(), &all).await;
     all.iter().filter(|delivery| delivery.state == DeliveryState::Dead).count() as u64
 }
 
-async fn every_change_of_a_dead_letter_changes_the_tally_in_the_same_commit(fixture: StoreFixture) {
+async fn every_change_of_a_dead_letter_changes_the_counts_in_the_same_commit(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let mut dead = Vec::new();
     for n in 0..4 {
@@ -163,26 +162,4 @@ async fn what_is_forgotten_or_belongs_to_a_deleted_tenant_is_not_counted(fixture
     assert_eq!(all().await, 2);
     fixture.store.delete_tenant(&Initiator::Gateway, &other, at(40)).await.unwrap();
     assert_eq!(all().await, 1);
-}
-
-async fn the_tally_of_a_store_of_the_version_before_is_filled(fixture: StoreFixture) {
-    let endpoint = fixture.endpoint(json!({})).await;
-    for n in 0..3 {
-        let claim = fixture.claim(event(&format!("e{n}")).to(&endpoint)).await;
-        fixture.die(&claim, DeadCause::Refused, at(10 * n)).await;
-    }
-    let undo = if fixture.is_shared() {
-        "DROP TABLE posthaste.dead_tally, posthaste.dead_changes;
-         DROP FUNCTION posthaste.count_added_dead, posthaste.count_removed_dead, posthaste.count_changed_dead CASCADE;
-         ALTER TABLE posthaste.dead DROP COLUMN answer;
-         DROP TABLE posthaste.jobs, posthaste.job_parts, posthaste.job_waiting;
-         ALTER TABLE posthaste.catalog RENAME TO catalogue;
-         DELETE FROM posthaste.migrations WHERE version >= 6;"
-    } else {
-        "DROP TABLE dead_letters; DROP TABLE dead_tally; DROP TABLE jobs; DROP TABLE job_parts; DROP TABLE job_waiting;
-         PRAGMA user_version = 6;"
-    };
-    fixture.execute(undo).await;
-    let fixture = fixture.reopened().await;
-    assert_eq!(assert_ours(&fixture).await, 3);
 }

@@ -45,7 +45,7 @@ enum Command {
     Settle {
         claim: usize,
         ending: Ending,
-        heard: Heard,
+        signal: EndpointSignal,
         is_repeated: bool,
     },
     /// Settles claims of several lanes at once, so that a store may write them
@@ -102,17 +102,17 @@ enum Ending {
     PutBack(i64),
     InternalError(i64),
     Damaged,
-    Over(DeadlineSource),
-    LookAgain(i64),
+    Expired(DeadlineSource),
+    RecheckExpiry(i64),
 }
 
 /// What an answer says of its endpoint.
 #[derive(Debug, Clone, Copy)]
-enum Heard {
+enum EndpointSignal {
     Nothing,
     Health,
     Quiet(i64),
-    Happened(EndpointEventKind),
+    Event(EndpointEventKind),
 }
 
 fn commands() -> impl Strategy<Value = Vec<Command>> {
@@ -146,8 +146,8 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         1 => (0..30_i64).prop_map(Ending::PutBack),
         3 => (0..3_i64).prop_map(Ending::InternalError),
         1 => Just(Ending::Damaged),
-        2 => by().prop_map(Ending::Over),
-        1 => (0..30_i64).prop_map(Ending::LookAgain),
+        2 => by().prop_map(Ending::Expired),
+        1 => (0..30_i64).prop_map(Ending::RecheckExpiry),
     ];
     let ending_of_many = prop_oneof![
         6 => Just(Ending::Delivered),
@@ -155,15 +155,15 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         2 => Just(Ending::Dead(DeadCause::Exhausted)),
         1 => Just(Ending::ExpiredByProducer),
         1 => (0..30_i64).prop_map(Ending::PutBack),
-        2 => (0..30_i64).prop_map(Ending::LookAgain),
+        2 => (0..30_i64).prop_map(Ending::RecheckExpiry),
     ];
-    let heard = prop_oneof![
-        6 => Just(Heard::Nothing),
-        1 => Just(Heard::Health),
-        1 => (0..60_i64).prop_map(Heard::Quiet),
-        1 => prop_oneof![Just(EndpointEventKind::Paused), Just(EndpointEventKind::Disabled)].prop_map(Heard::Happened),
+    let signal = prop_oneof![
+        6 => Just(EndpointSignal::Nothing),
+        1 => Just(EndpointSignal::Health),
+        1 => (0..60_i64).prop_map(EndpointSignal::Quiet),
+        1 => prop_oneof![Just(EndpointEventKind::Paused), Just(EndpointEventKind::Disabled)].prop_map(EndpointSignal::Event),
         1 => prop_oneof![Just(EndpointEventKind::Recovered), Just(EndpointEventKind::ProbeFailed)]
-            .prop_map(Heard::Happened),
+            .prop_map(EndpointSignal::Event),
     ];
     let change = prop_oneof![
         1 => Just(DeliveryChange::RetryNow),
@@ -185,8 +185,8 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         8 => (proptest::collection::vec(draft, 1..3), together)
             .prop_map(|(events, together)| Command::Accept { events, together }),
         5 => any_number().prop_map(|endpoint| Command::Claim { endpoint }),
-        14 => (any_number(), ending, heard, any::<bool>()).prop_map(|(claim, ending, heard, is_repeated)| {
-            Command::Settle { claim, ending, heard, is_repeated }
+        14 => (any_number(), ending, signal, any::<bool>()).prop_map(|(claim, ending, signal, is_repeated)| {
+            Command::Settle { claim, ending, signal, is_repeated }
         }),
         8 => (proptest::collection::vec((any_number(), ending_of_many), 2..8), any::<bool>())
             .prop_map(|(settlements, is_health_heard)| Command::SettleMany { settlements, is_health_heard }),
@@ -251,6 +251,13 @@ async fn play(commands: &[Command]) -> Result<(), String> {
         let found = comparison.step(command).await;
         found.map_err(|problem| format!("after step {} ({command:?}):\n{problem}", n + 1))?;
     }
+    // What no list shows has to be in order, too.
+    for store in &comparison.stores {
+        let findings = store.fixture.findings().await;
+        if !findings.is_empty() {
+            return Err(format!("at the end a check finds {findings:?}"));
+        }
+    }
     Ok(())
 }
 
@@ -286,7 +293,7 @@ impl Comparison {
         match command {
             Command::Accept { events, together } => self.accept(events, *together).await?,
             Command::Claim { endpoint } => self.claim(endpoint % self.model.endpoints.len()).await?,
-            Command::Settle { claim, ending, heard, is_repeated } => {
+            Command::Settle { claim, ending, signal, is_repeated } => {
                 if self.in_flight.is_empty() {
                     self.claim(claim % self.model.endpoints.len()).await?;
                 }
@@ -294,10 +301,10 @@ impl Comparison {
                     let place = claim % self.in_flight.len();
                     let (name, claim) = match ending {
                         // Its time is over while its request goes on.
-                        Ending::Over(_) => self.in_flight[place].clone(),
+                        Ending::Expired(_) => self.in_flight[place].clone(),
                         _ => self.in_flight.remove(place),
                     };
-                    let outcome = self.outcome(&claim, *ending, *heard);
+                    let outcome = self.outcome(&claim, *ending, *signal);
                     self.settle(name, &outcome, *is_repeated).await?;
                 }
             }
@@ -390,7 +397,7 @@ impl Comparison {
         Ok(())
     }
 
-    fn outcome(&mut self, claim: &Claim, ending: Ending, heard: Heard) -> ClaimOutcome {
+    fn outcome(&mut self, claim: &Claim, ending: Ending, signal: EndpointSignal) -> ClaimOutcome {
         let next = match ending {
             Ending::Delivered => NextState::Delivered,
             Ending::Waiting(seconds) => NextState::Waiting { due_at: self.later(seconds) },
@@ -401,8 +408,8 @@ impl Comparison {
                 return ClaimOutcome::InternalError { due_at: self.later(seconds), error: "it failed".into() };
             }
             Ending::Damaged => return ClaimOutcome::Damaged,
-            Ending::Over(by) => return ClaimOutcome::Expired { by, progress: claim.progress },
-            Ending::LookAgain(seconds) => {
+            Ending::Expired(by) => return ClaimOutcome::Expired { by, progress: claim.progress },
+            Ending::RecheckExpiry(seconds) => {
                 return ClaimOutcome::RecheckExpiry { at: self.later(seconds), progress: claim.progress };
             }
         };
@@ -411,13 +418,13 @@ impl Comparison {
         let mut outcome = attempted(claim, next, now);
         if let ClaimOutcome::Attempted { update, expiry_check_at, .. } = &mut outcome {
             *expiry_check_at = claim.expires_at;
-            match heard {
-                Heard::Nothing => {}
-                Heard::Health => {
+            match signal {
+                EndpointSignal::Nothing => {}
+                EndpointSignal::Health => {
                     update.health = Some(Box::new(EndpointHealth { version, ..EndpointHealth::default() }));
                 }
-                Heard::Quiet(seconds) => update.quiet_until = Some(self.later(seconds)),
-                Heard::Happened(what) => {
+                EndpointSignal::Quiet(seconds) => update.quiet_until = Some(self.later(seconds)),
+                EndpointSignal::Event(what) => {
                     let endpoint_events = vec![endpoint_event(what, now)];
                     *update = EndpointUpdate { endpoint_events, ..update.clone() };
                 }
@@ -463,8 +470,8 @@ impl Comparison {
                 continue;
             }
             let is_system = self.model.endpoints[name.endpoint].tenant.is_system();
-            let heard = if is_health_heard && n == 0 { Heard::Health } else { Heard::Nothing };
-            let outcome = self.outcome(&claim, *ending, heard);
+            let signal = if is_health_heard && n == 0 { EndpointSignal::Health } else { EndpointSignal::Nothing };
+            let outcome = self.outcome(&claim, *ending, signal);
             let before = self.model.clone();
             let effects = self.model.settle(name, &outcome, self.now);
             // What is told goes into the one lane of those who are told.
@@ -541,7 +548,7 @@ fn endpoint_event(what: EndpointEventKind, now: Timestamp) -> EndpointEvent {
         EndpointEventKind::Disabled => EndpointEvent::Disabled(DisableCause::Gone),
         EndpointEventKind::ProbeFailed => EndpointEvent::ProbeFailed { until: now, answer },
         EndpointEventKind::Recovered => EndpointEvent::Recovered,
-        other => unreachable!("{other:?} is not heard"),
+        other => unreachable!("{other:?} is not signal"),
     }
 }
 

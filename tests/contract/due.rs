@@ -1,6 +1,5 @@
 //! Due reads: oldest first, bounded, and honest about what comes next.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use posthaste::model::endpoint::Endpoint;
@@ -27,7 +26,7 @@ fn ask(endpoint: &Endpoint, until: i64, limit: usize) -> DueQuery {
         until: at(until),
         limit,
         bytes_max: usize::MAX,
-        except: HashSet::new(),
+        except: Default::default(),
         urgent_only: false,
     }
 }
@@ -70,7 +69,7 @@ async fn no_more_is_read_than_asked_for_and_the_next_due_time_is_told(fixture: S
 async fn what_the_asker_has_is_left_out(fixture: StoreFixture) {
     let endpoint = due_at(&fixture, &[1, 2, 3]).await;
     let held = fixture.due(&endpoint, at(100)).await.claims;
-    let except = HashSet::from([held[0].id, held[2].id]);
+    let except = [held[0].id, held[2].id].into_iter().collect();
     let page = read(&fixture, DueQuery { except, ..ask(&endpoint, 100, 10) }).await;
     assert_eq!((ids(&page), page.next_due), (vec!["e2".into()], None));
 }

@@ -1,6 +1,5 @@
 //! A store in a scratch folder or database, with helpers for the contract tests.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
@@ -13,6 +12,7 @@ use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
+use posthaste::model::endpoint::EndpointDefaults;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventRecord};
 use posthaste::model::event::Event;
@@ -22,14 +22,16 @@ use posthaste::model::named_enum::NamedEnum;
 use posthaste::model::next_state::NextState;
 use posthaste::model::operational_event::OperationalEventType;
 use posthaste::model::shard::Lease;
-use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::model::store_check::{CheckResult, CheckedPart};
+use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
     AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DuePage, DueQuery, EndpointUpdate,
-    Error, EventContent, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement, Store,
+    Error, EventContent, ForgottenCounts, PageRequest, RetentionHorizon, RetentionScope, RoutedEvent, SettleEffects,
+    Settlement, Store,
 };
 use serde_json::{Value, json};
 
@@ -48,6 +50,10 @@ trait StoreBackend: Send + Sync {
     fn size(&self) -> BoxFuture<'_, u64>;
     /// Runs a statement on its tables, bypassing the store.
     fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()>;
+    /// Returns the first column of what a query finds, as texts.
+    fn texts<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, Vec<String>>;
+    /// Checks all its invariants, while it is open.
+    fn check(&self) -> BoxFuture<'_, Vec<CheckedPart>>;
     /// Returns the database, if the store is in one.
     fn database(&self) -> Option<&Database> {
         None
@@ -79,6 +85,25 @@ impl StoreBackend for EmbeddedBackend {
         let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
         db.execute_batch(sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"));
         Box::pin(std::future::ready(()))
+    }
+
+    fn texts<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, Vec<String>> {
+        let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
+        let mut statement = db.prepare(sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"));
+        let text = |row: &rusqlite::Row<'_>| {
+            row.get::<_, rusqlite::types::Value>(0).map(|value| match value {
+                rusqlite::types::Value::Integer(number) => number.to_string(),
+                rusqlite::types::Value::Text(text) => text,
+                other => panic!("{other:?}"),
+            })
+        };
+        let texts = statement.query_map([], text).expect("a query").collect::<Result<_, _>>().expect("texts");
+        Box::pin(std::future::ready(texts))
+    }
+
+    fn check(&self) -> BoxFuture<'_, Vec<CheckedPart>> {
+        let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
+        Box::pin(std::future::ready(posthaste::store::embedded::check::check(&db, None)))
     }
 }
 
@@ -128,6 +153,20 @@ impl StoreBackend for PostgresBackend {
 
     fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move { self.database.execute(&format!("SET search_path TO posthaste; {sql}")).await })
+    }
+
+    fn texts<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, Vec<String>> {
+        Box::pin(async move {
+            let rows = self.database.rows(&format!("SET search_path TO posthaste; {sql}")).await;
+            rows.into_iter().map(|mut row| row.remove(0).expect("a text")).collect()
+        })
+    }
+
+    fn check(&self) -> BoxFuture<'_, Vec<CheckedPart>> {
+        Box::pin(async {
+            let url = self.database.url().parse().expect("a URL");
+            posthaste::store::postgres::check::check(&url, None).await.expect("it can be read")
+        })
     }
 
     fn database(&self) -> Option<&Database> {
@@ -191,6 +230,23 @@ impl StoreFixture {
         self.backend.execute(sql).await;
     }
 
+    /// Returns the first column of what a query finds. Tables have their plain names.
+    pub async fn texts(&self, sql: &str) -> Vec<String> {
+        self.backend.texts(sql).await
+    }
+
+    /// Returns the number that a query finds.
+    pub async fn number(&self, sql: &str) -> i64 {
+        self.texts(sql).await[0].parse().expect("a number")
+    }
+
+    /// Returns what a check of the whole store finds.
+    pub async fn findings(&self) -> Vec<String> {
+        let parts = self.backend.check().await;
+        let broken = parts.into_iter().filter(|part| part.result == CheckResult::Broken);
+        broken.map(|part| format!("{}: {}", part.name, part.findings.join("; "))).collect()
+    }
+
     /// Whether the store is one that many nodes share.
     pub fn is_shared(&self) -> bool {
         self.backend.database().is_some()
@@ -208,6 +264,7 @@ impl StoreFixture {
             quota: TenantQuota::default(),
             limits: Default::default(),
             defaults: EndpointDefaults::default(),
+            retention: Default::default(),
             created_at: at(0),
         };
         self.store.put_tenant(&Initiator::Gateway, new).await.expect("a tenant").id.clone()
@@ -288,7 +345,7 @@ impl StoreFixture {
             until,
             limit: 1_000,
             bytes_max: usize::MAX,
-            except: HashSet::new(),
+            except: Default::default(),
             urgent_only: false,
         };
         self.store.read_due(self.lease(endpoint.id), query).await.expect("it is read")
@@ -395,21 +452,34 @@ impl StoreFixture {
     /// before this.
     pub async fn forget_unmatched(&self, unmatched_before: Timestamp) {
         let (finished_before, dead_before) = (at(-1_000_000), at(-1_000_000));
-        let horizon = RetentionHorizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
+        let scope = RetentionScope::All { except: Vec::new(), days_before: finished_before };
+        let horizon = RetentionHorizon { scope, finished_before, dead_before, unmatched_before, after: 0, step: 7 };
         let step = self.store.forget(horizon).await.expect("it is written");
         assert_eq!((step.events, step.deliveries, step.next), (0, 0, None));
     }
 
     /// Deletes everything past its retention, in small steps.
     pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> ForgottenCounts {
+        let scope = RetentionScope::All { except: Vec::new(), days_before: finished_before };
+        self.forget_of(scope, finished_before, dead_before).await
+    }
+
+    /// Deletes everything of some tenants that is past its retention, in small steps.
+    pub async fn forget_of(
+        &self,
+        scope: RetentionScope,
+        finished_before: Timestamp,
+        dead_before: Timestamp,
+    ) -> ForgottenCounts {
         let mut total = ForgottenCounts::default();
         let mut after = 0;
         loop {
-            let horizon =
-                RetentionHorizon { finished_before, dead_before, unmatched_before: finished_before, after, step: 7 };
+            let (scope, unmatched_before) = (scope.clone(), finished_before);
+            let horizon = RetentionHorizon { scope, finished_before, dead_before, unmatched_before, after, step: 7 };
             let step = self.store.forget(horizon).await.expect("it is written");
             total.events += step.events;
             total.deliveries += step.deliveries;
+            total.dead += step.dead;
             match step.next {
                 Some(next) => after = next,
                 None => return total,
@@ -450,6 +520,7 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         custom_headers: Vec::new(),
         signatures: Vec::new(),
         secret_id: None,
+        traceparent: None,
         response_headers: vec![("x-told".into(), "so".into())],
         response_body: "what came back".into(),
         truncated: false,

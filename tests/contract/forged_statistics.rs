@@ -58,9 +58,9 @@ fn fill() -> String {
     format!(
         "ALTER TABLE posthaste.queue SET (autovacuum_enabled = off);
          INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, due_at, behind,
-                                      look_at, origin)
+                                      expiry_check_at, origin)
          SELECT no + n, tenant, endpoint, shard, event, created_at, format, CASE WHEN n % 2 = 0 THEN 'lane' END,
-                CASE WHEN n % 2 = 0 THEN n END, due_at + n, n % 2 = 0 AND n > 2, look_at + n, origin
+                CASE WHEN n % 2 = 0 THEN n END, due_at + n, n % 2 = 0 AND n > 2, expiry_check_at + n, origin
          FROM posthaste.queue, generate_series(1, {WAITING}) n;
          INSERT INTO posthaste.lanes (endpoint, lane, last_seq, head, head_since, touched_at)
          SELECT endpoint, lane, {WAITING}, no, 0, 0 FROM posthaste.queue WHERE seq = 2"

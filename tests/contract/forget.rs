@@ -2,8 +2,12 @@
 
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::id::{EventId, TenantId};
 use posthaste::model::next_state::NextState;
-use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, ForgottenCounts, RetentionHorizon};
+use posthaste::model::operational_event::OperationalEventType;
+use posthaste::store::{
+    AcceptResult, BatchMode, DeliveryChange, EventQuery, ForgottenCounts, PageRequest, RetentionHorizon, RetentionScope,
+};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -17,13 +21,17 @@ for_every_store! {
     an_event_goes_with_the_last_of_its_deliveries,
     an_event_that_nobody_wanted_goes_too,
     a_dead_head_that_others_wait_behind_stays,
-    an_idle_lane_is_forgotten_and_starts_again_at_one,
+    an_idle_lane_is_forgotten_and_its_numbers_never_come_back,
+    the_floor_of_sequence_numbers_never_falls,
     a_lane_in_use_is_not_forgotten,
     an_id_is_remembered_until_its_event_is_forgotten,
     one_step_looks_at_no_more_than_it_was_given,
     what_waited_for_deleted_endpoints_is_forgotten_in_its_time,
     what_is_accepted_after_forgetting_and_closing_belongs_to_its_own_event,
     the_store_does_not_grow_without_bound,
+    forgotten_dead_letters_are_told_once_per_endpoint_with_their_number,
+    forgotten_dead_letters_of_earlier_steps_are_told_after_a_restart,
+    an_event_whose_deliveries_are_all_delivered_can_be_deleted_at_once,
 }
 
 async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(fixture: StoreFixture) {
@@ -43,6 +51,35 @@ async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(fixture: St
     assert!(!fixture.is_known("delivered").await && !fixture.is_known("cancelled").await);
     assert!(fixture.list(Default::default(), 10).await.is_empty());
     assert_eq!(fixture.forget(at(100), at(0)).await, ForgottenCounts::default());
+}
+
+async fn an_event_whose_deliveries_are_all_delivered_can_be_deleted_at_once(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    let id = EventId::from_stored("a");
+    let forgotten = async || fixture.store.forget_delivered(&ours(), &id).await.unwrap();
+    let claims = fixture.accept(event("a").to(&one).to(&two)).await;
+    let other = fixture.claim(event("b").to(&one)).await;
+    fixture.deliver(&other, at(1)).await;
+    let stored = fixture.store.usage(&[ours()]).await.unwrap()[0].stored_bytes;
+    fixture.attempted(&claims[0], NextState::Waiting { due_at: at(1) }, at(1)).await;
+    let again = fixture.due(&one, at(1)).await.claims.remove(0);
+    fixture.deliver(&again, at(2)).await;
+    assert!(!forgotten().await, "one of its deliveries still waits");
+    assert_eq!(fixture.state(claims[0].id).await, DeliveryState::Delivered);
+    fixture.deliver(&claims[1], at(2)).await;
+    assert!(forgotten().await);
+    for claim in &claims {
+        assert!(fixture.store.delivery(&ours(), claim.id).await.unwrap().is_none());
+        assert!(fixture.store.attempts(&ours(), claim.id).await.unwrap().is_none());
+    }
+    assert!(!fixture.is_known("a").await && fixture.is_known("b").await);
+    assert_eq!(fixture.state(other.id).await, DeliveryState::Delivered);
+    let left = fixture.store.usage(&[ours()]).await.unwrap()[0].stored_bytes;
+    assert!(left < stored, "its bytes are free: {left} of {stored}");
+    assert!(forgotten().await, "nothing is left of it");
+    // Its numbers may be given again; nothing of the old is found under them.
+    let next = fixture.claim(event("c").to(&one)).await;
+    assert!(fixture.attempts(next.id).await.is_empty());
 }
 
 async fn what_finished_lately_stays_and_so_does_its_event(fixture: StoreFixture) {
@@ -125,7 +162,7 @@ async fn a_dead_head_that_others_wait_behind_stays(fixture: StoreFixture) {
     assert_eq!(fixture.deliver(&head, at(1_002)).await.freed.pop().unwrap().event.id.as_str(), "b");
 }
 
-async fn an_idle_lane_is_forgotten_and_starts_again_at_one(fixture: StoreFixture) {
+async fn an_idle_lane_is_forgotten_and_its_numbers_never_come_back(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     for n in 1..=3 {
         let claim = fixture.claim(event(&format!("a{n}")).key("k").to(&endpoint)).await;
@@ -133,8 +170,40 @@ async fn an_idle_lane_is_forgotten_and_starts_again_at_one(fixture: StoreFixture
         fixture.deliver(&claim, at(n as i64)).await;
     }
     fixture.forget(at(100), at(100)).await;
-    let claim = fixture.claim(event("b").key("k").at(at(200)).to(&endpoint)).await;
-    assert_eq!(claim.seq, Some(1));
+    let fixture = fixture.reopened().await;
+    let other = fixture.endpoint(json!({})).await;
+    let draft = |id: &str, key: &str| event(id).key(key).at(at(200));
+    assert_eq!(fixture.claim(draft("b", "k").to(&endpoint)).await.seq, Some(4));
+    fixture.accept(draft("c", "k").to(&endpoint)).await;
+    assert_eq!(fixture.deliveries_of("c").await[0].seq, Some(5));
+    assert_eq!(fixture.claim(draft("d", "new").to(&endpoint)).await.seq, Some(4), "any new lane, in a batch or not");
+    let batch = ["e", "f"].map(|id| draft(id, "batch").to(&endpoint));
+    fixture.accept_all(batch.into(), BatchMode::All).await;
+    assert_eq!(fixture.deliveries_of("e").await[0].seq, Some(4));
+    assert_eq!(fixture.deliveries_of("f").await[0].seq, Some(5));
+    assert_eq!(fixture.claim(draft("g", "k").to(&other)).await.seq, Some(1), "another endpoint has its own floor");
+}
+
+async fn the_floor_of_sequence_numbers_never_falls(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let deliver = async |id: &str, key: &str, now: i64| {
+        let claim = fixture.claim(event(id).key(key).at(at(now)).to(&endpoint)).await;
+        fixture.deliver(&claim, at(now)).await;
+        claim.seq.unwrap()
+    };
+    assert_eq!(deliver("a", "short", 0).await, 1);
+    assert_eq!(deliver("b", "long", 1).await, 1);
+    assert_eq!(deliver("c", "long", 2).await, 2);
+    assert_eq!(deliver("d", "short", 150).await, 2);
+    fixture.forget(at(100), at(100)).await;
+    // The lane that is still known goes on as it was.
+    assert_eq!(deliver("e", "short", 160).await, 3);
+    assert_eq!(deliver("f", "other", 161).await, 3);
+    fixture.forget(at(161), at(161)).await;
+    assert_eq!(deliver("g", "other", 170).await, 4);
+    fixture.forget(at(300), at(300)).await;
+    fixture.forget(at(300), at(300)).await;
+    assert_eq!(deliver("h", "last", 400).await, 5);
 }
 
 async fn a_lane_in_use_is_not_forgotten(fixture: StoreFixture) {
@@ -167,6 +236,7 @@ async fn one_step_looks_at_no_more_than_it_was_given(fixture: StoreFixture) {
     let (mut after, mut steps) = (0, Vec::new());
     loop {
         let horizon = RetentionHorizon {
+            scope: RetentionScope::All { except: Vec::new(), days_before: at(100) },
             finished_before: at(100),
             dead_before: at(100),
             unmatched_before: at(100),
@@ -244,4 +314,55 @@ async fn the_store_does_not_grow_without_bound(fixture: StoreFixture) {
     // A server that has just not swept is larger for a moment; one that grows does not come back.
     let least = *sizes[3..].iter().min().expect("three rounds");
     assert!(least <= sizes[1] + sizes[1] / 20, "it goes on growing: {sizes:?}");
+}
+
+/// The data of the operational events about forgotten dead letters, oldest first.
+async fn told_forgotten(fixture: &StoreFixture) -> Vec<serde_json::Value> {
+    let page = PageRequest { cursor: None, limit: 100 };
+    let found = fixture.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap().data;
+    let forgotten = found.into_iter().rev().filter(|record| record.event.event_type.as_str() == "delivery.forgotten");
+    forgotten.map(|record| serde_json::from_slice(&record.event.data).unwrap()).collect()
+}
+
+async fn forgotten_dead_letters_are_told_once_per_endpoint_with_their_number(fixture: StoreFixture) {
+    fixture.put_tenant("_system").await;
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    for n in 0..20 {
+        let claim = fixture.claim(event(&format!("a{n}")).at(at(n)).to(&one)).await;
+        let cause = if n % 4 == 0 { DeadCause::Refused } else { DeadCause::Exhausted };
+        fixture.die(&claim, cause, at(30 + n)).await;
+    }
+    let claim = fixture.claim(event("b").to(&two)).await;
+    fixture.die(&claim, DeadCause::Gone, at(7)).await;
+    let delivered = fixture.claim(event("c").to(&two)).await;
+    fixture.deliver(&delivered, at(7)).await;
+    let forgotten = fixture.forget(at(100), at(100)).await;
+    assert_eq!((forgotten.deliveries, forgotten.dead), (22, 21));
+    assert!(told_forgotten(&fixture).await.is_empty(), "they are told at the end");
+    let report = fixture.store.report_forgotten(at(200)).await.unwrap();
+    assert_eq!(report.operational_events, [OperationalEventType::DeliveryForgotten; 2]);
+    assert!(!report.is_complete && fixture.store.report_forgotten(at(201)).await.unwrap().is_complete);
+    let told = told_forgotten(&fixture).await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    let expected = json!({
+        "tenant": ours(), "endpoint": one.id, "count": 20, "causes": {"exhausted": 15, "refused": 5},
+        "oldest_at": at(30), "newest_at": at(49), "at": at(200),
+    });
+    assert_eq!(told[0], expected);
+    assert_eq!((&told[1]["endpoint"], &told[1]["count"]), (&json!(two.id), &json!(1)));
+}
+
+async fn forgotten_dead_letters_of_earlier_steps_are_told_after_a_restart(fixture: StoreFixture) {
+    fixture.put_tenant("_system").await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let first = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.die(&first, DeadCause::Refused, at(1)).await;
+    fixture.forget(at(100), at(100)).await;
+    let fixture = fixture.reopened().await;
+    let second = fixture.claim(event("b").at(at(150)).to(&endpoint)).await;
+    fixture.die(&second, DeadCause::Refused, at(151)).await;
+    fixture.forget(at(200), at(200)).await;
+    fixture.store.report_forgotten(at(201)).await.unwrap();
+    let told = told_forgotten(&fixture).await;
+    assert_eq!((told.len(), &told[0]["count"]), (1, &json!(2)));
 }

@@ -21,6 +21,7 @@ for_every_store! {
     resuming_begins_a_new_life,
     another_url_and_a_breaker_switched_off_begin_a_new_life,
     a_breaker_opened_by_a_person_stays_open_through_other_settings,
+    the_time_of_an_open_breaker_is_held_where_it_pauses_age_and_never_twice,
     milestones_are_kept_newest_first_page_by_page,
     no_more_than_five_hundred_milestones_are_kept,
     milestones_go_with_their_endpoint,
@@ -110,7 +111,7 @@ fn breaker(is_open: bool, until: Option<i64>) -> EndpointChange {
     EndpointChange::Breaker { is_open, until: until.map(at), note: Some("maintenance".into()) }
 }
 
-fn standing(state: EndpointState) -> EndpointChange {
+fn state_change(state: EndpointState) -> EndpointChange {
     EndpointChange::State { state, note: None }
 }
 
@@ -186,9 +187,9 @@ async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_canno
 async fn resuming_begins_a_new_life(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     settle_with_health(&fixture, &endpoint, failing(0, 4, 4), Vec::new()).await;
-    let paused = changed(&fixture, &endpoint, standing(EndpointState::Paused), 20).await;
+    let paused = changed(&fixture, &endpoint, state_change(EndpointState::Paused), 20).await;
     assert_eq!(paused.endpoint.health, failing(0, 4, 4), "a pause says nothing about its health");
-    let resumed = changed(&fixture, &endpoint, standing(EndpointState::Active), 30).await;
+    let resumed = changed(&fixture, &endpoint, state_change(EndpointState::Active), 30).await;
     assert_eq!(
         (resumed.endpoint.health.generation, resumed.endpoint.health.phase),
         (1, BreakerPhase::Ramp { width: 1 })
@@ -196,7 +197,7 @@ async fn resuming_begins_a_new_life(fixture: StoreFixture) {
     let fixture = stale_health_changes_nothing(fixture, &endpoint).await;
     // An active one that is left alone: its breaker closes with it.
     settle_with_health(&fixture, &endpoint, open(1, 1, 99), vec![opened()]).await;
-    let resumed = changed(&fixture, &endpoint, standing(EndpointState::Active), 40).await;
+    let resumed = changed(&fixture, &endpoint, state_change(EndpointState::Active), 40).await;
     assert_eq!(
         (resumed.endpoint.health.generation, resumed.endpoint_events[0].kind()),
         (2, EndpointEventKind::BreakerClosed)
@@ -238,13 +239,13 @@ async fn a_breaker_opened_by_a_person_stays_open_through_other_settings(fixture:
 async fn milestones_are_kept_newest_first_page_by_page(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let other = fixture.endpoint(json!({})).await;
-    changed(&fixture, &other, standing(EndpointState::Paused), 1).await;
+    changed(&fixture, &other, state_change(EndpointState::Paused), 1).await;
     settle_with_health_at(&fixture, &endpoint, open(0, 1, 15), vec![opened()], at(5)).await;
     settle_with_health_at(&fixture, &endpoint, open(0, 2, 35), vec![probe_failed()], at(15)).await;
     let well = EndpointHealth { generation: 0, version: 3, ..EndpointHealth::default() };
     settle_with_health_at(&fixture, &endpoint, well, vec![closed(), EndpointEvent::Recovered], at(35)).await;
-    changed(&fixture, &endpoint, standing(EndpointState::Paused), 40).await;
-    changed(&fixture, &endpoint, standing(EndpointState::Active), 50).await;
+    changed(&fixture, &endpoint, state_change(EndpointState::Paused), 40).await;
+    changed(&fixture, &endpoint, state_change(EndpointState::Active), 50).await;
     let fixture = fixture.reopened().await;
     let expected = [
         (EndpointEventKind::Resumed, at(50), Actor::Person),
@@ -266,9 +267,9 @@ async fn milestones_are_kept_newest_first_page_by_page(fixture: StoreFixture) {
 async fn no_more_than_five_hundred_milestones_are_kept(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let other = fixture.endpoint(json!({})).await;
-    changed(&fixture, &other, standing(EndpointState::Paused), 1).await;
+    changed(&fixture, &other, state_change(EndpointState::Paused), 1).await;
     for n in 0..510 {
-        changed(&fixture, &endpoint, standing(EndpointState::Paused), n).await;
+        changed(&fixture, &endpoint, state_change(EndpointState::Paused), n).await;
     }
     let found = fixture.endpoint_events(&endpoint, 500).await;
     assert_eq!((found.len(), found[0].at, found[499].at), (500, at(509), at(10)), "the oldest go first");
@@ -279,10 +280,10 @@ async fn milestones_go_with_their_endpoint(fixture: StoreFixture) {
     let acme = fixture.put_tenant("acme").await;
     let endpoint = fixture.endpoint(json!({})).await;
     let theirs = fixture.endpoint_of(&acme, json!({})).await;
-    changed(&fixture, &endpoint, standing(EndpointState::Paused), 1).await;
+    changed(&fixture, &endpoint, state_change(EndpointState::Paused), 1).await;
     fixture
         .store
-        .change_endpoint(&Initiator::Gateway, &acme, theirs.id, standing(EndpointState::Paused), at(1))
+        .change_endpoint(&Initiator::Gateway, &acme, theirs.id, state_change(EndpointState::Paused), at(1))
         .await
         .unwrap();
     fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(2)).await.unwrap();
@@ -291,4 +292,30 @@ async fn milestones_go_with_their_endpoint(fixture: StoreFixture) {
         let page = fixture.store.endpoint_events(gone.id, PageRequest { cursor: None, limit: 9 }).await.unwrap();
         assert!(page.data.is_empty() && page.next.is_none());
     }
+}
+
+async fn the_time_of_an_open_breaker_is_held_where_it_pauses_age_and_never_twice(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"breaker": {"pauses_age": true}})).await;
+    let held = |fixture: &StoreFixture, seconds: i64| {
+        fixture.store.any_endpoint(endpoint.id).unwrap().held(at(seconds)).as_secs()
+    };
+    changed(&fixture, &endpoint, breaker(true, None), 100).await;
+    assert_eq!(held(&fixture, 150), 50, "while it is open");
+    changed(&fixture, &endpoint, state_change(EndpointState::Paused), 200).await;
+    assert_eq!(held(&fixture, 260), 160, "a pause on top of it counts once");
+    let fixture = fixture.reopened().await;
+    changed(&fixture, &endpoint, state_change(EndpointState::Active), 300).await;
+    assert_eq!(held(&fixture, 1_000), 200, "nothing after both have ended");
+    let opened_again = EndpointHealth {
+        since: Some(at(1_000)),
+        unaged_ms: 100_000,
+        ..open(known(&fixture, &endpoint).generation, 9, 1_010)
+    };
+    settle_with_health(&fixture, &endpoint, opened_again, vec![opened()]).await;
+    assert_eq!(held(&fixture, 1_050), 250);
+    // No change of a setting ends waiting deliveries.
+    resettled(&fixture, &endpoint, json!({"breaker": {"pauses_age": false}}), 1_060).await;
+    assert_eq!(held(&fixture, 1_100), 260, "switched off, what was held stays held");
+    let fixture = fixture.reopened().await;
+    assert_eq!(held(&fixture, 2_000), 260);
 }

@@ -281,7 +281,7 @@ async fn a_list_by_finish_passes_what_does_not_match(fixture: StoreFixture) {
     let kind = "UPDATE deliveries SET state = 1, finished_at = created_at + no";
     let moved = "WITH taken AS (DELETE FROM posthaste.queue RETURNING *) INSERT INTO posthaste.finished
         (no, tenant, endpoint, shard, event, created_at, format, attempts, attempts_before, held_before, not_found,
-         no_such_name, forbidden_target, stumbles, state, due_at, finished_at)
+         no_such_name, forbidden_target, internal_errors, state, due_at, finished_at)
         SELECT no, tenant, endpoint, shard, event, created_at, format, 0, 0, 0, 0, 0, 0, 0, 1, due_at,
                created_at + row_number() OVER (ORDER BY no) FROM taken";
     fixture.execute(if fixture.is_shared() { moved } else { kind }).await;

@@ -20,10 +20,16 @@ for_every_store! {
     a_step_from_outdated_counts_is_refused,
     what_a_job_released_is_followed_to_its_end_and_then_it_is_finished,
     a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed,
-    a_tenant_has_as_many_jobs_under_way_as_it_may,
+    jobs_beyond_those_that_may_run_are_queued,
+    what_is_held_back_is_found_by_its_lane_and_keeps_a_job_open,
+    a_job_of_a_newer_version_keeps_no_other_from_going_on,
+    a_job_that_cannot_go_on_has_failed_and_says_why,
+    candidates_are_found_by_their_ids_and_tell_whose_data_is_gone,
+    a_passed_delivery_is_taken_only_if_that_was_asked_for,
     a_job_survives_that_the_store_is_closed,
     jobs_are_listed_newest_first_and_old_ones_are_forgotten,
     a_job_without_endpoints_is_finished_at_once,
+    jobs_that_are_not_over_are_counted_by_state,
 }
 
 fn job(fixture: &StoreFixture, kind: JobKind, endpoints: &[&Endpoint]) -> Job {
@@ -37,7 +43,8 @@ fn job(fixture: &StoreFixture, kind: JobKind, endpoints: &[&Endpoint]) -> Job {
         state: JobState::Running,
         created_at: at(100),
         finished_at: None,
-        parts: endpoints.iter().map(|endpoint| JobPart::new(endpoint.id)).collect(),
+        error: None,
+        parts: endpoints.iter().map(|endpoint| JobPart::new(ours(), endpoint.id)).collect(),
     }
 }
 
@@ -49,19 +56,21 @@ async fn started(fixture: &StoreFixture, kind: JobKind, endpoint: &Endpoint) -> 
 
 /// The one open part of the one job that runs.
 async fn open_part(fixture: &StoreFixture) -> JobPart {
-    fixture.store.open_job_parts().await.unwrap().remove(0).parts.remove(0)
+    fixture.store.open_jobs().await.unwrap().jobs.remove(0).parts.remove(0)
 }
 
 fn step(job: &Job, before: &JobPart, take: &[DeliveryId]) -> JobStep {
     JobStep {
         job: job.id,
-        tenant: job.tenant.clone(),
         kind: job.spec.kind,
         condition: ChangeCondition { state: Some(job.spec.state()), is_unpassed: !job.spec.even_overtaken },
         before: before.clone(),
         after: take.last().copied().or(before.after),
         is_read: before.is_read,
         take: take.to_vec(),
+        backfill: Vec::new(),
+        hold: Vec::new(),
+        unhold: Vec::new(),
         left_out: Vec::new(),
         ended: Vec::new(),
     }
@@ -83,9 +92,7 @@ async fn candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on(f
     let passed = fixture.claim(event("laned").key("k").to(&endpoint)).await;
     fixture.die(&passed, DeadCause::Refused, at(20)).await;
     let waiting = fixture.claim(event("waiting").to(&endpoint)).await;
-    let page = async |state, after, look| {
-        fixture.store.job_candidates(&ours(), endpoint.id, state, after, look).await.unwrap()
-    };
+    let page = async |state, after, look| fixture.store.job_candidates(endpoint.id, state, after, look).await.unwrap();
     let first = page(DeliveryState::Dead, None, 2).await;
     let ids: Vec<DeliveryId> = first.candidates.iter().map(|one| one.delivery.id).collect();
     assert_eq!((ids, first.looked_to, first.is_end), (dead[..2].to_vec(), Some(dead[1]), false));
@@ -193,7 +200,7 @@ async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixt
     let part = open_part(&fixture).await;
     let last = JobStep { is_read: true, ..step(&job, &part, &dead) };
     assert!(!fixture.store.advance_job(lease, last, at(101)).await.unwrap().is_finished);
-    let waiting = async || fixture.store.job_waiting(&ours(), job.id, endpoint.id).await.unwrap();
+    let waiting = async || fixture.store.job_followed(job.id, endpoint.id).await.unwrap().waiting;
     assert!(waiting().await.iter().all(|one| one.state == Some(DeliveryState::Waiting)));
     let claims = fixture.due(&endpoint, at(101)).await.claims;
     fixture.deliver(&claims[0], at(102)).await;
@@ -205,7 +212,7 @@ async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixt
     let advanced = fixture.store.advance_job(lease, end, at(104)).await.unwrap();
     assert!(advanced.is_finished);
     assert_eq!(names(&advanced.operational_events), ["job.finished"]);
-    assert!(fixture.store.open_job_parts().await.unwrap().is_empty() && waiting().await.is_empty());
+    assert!(fixture.store.open_jobs().await.unwrap().jobs.is_empty() && waiting().await.is_empty());
     let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
     assert_eq!((job.state, job.finished_at), (JobState::Finished, Some(at(104))));
     let counts = job.counts();
@@ -218,9 +225,10 @@ async fn a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed(fixture: St
     let job = started(&fixture, JobKind::Replay, &endpoint).await;
     let part = open_part(&fixture).await;
     let lease = fixture.lease(endpoint.id);
-    let change = async |change| fixture.store.change_job(&Initiator::Gateway, &ours(), job.id, change, at(105)).await;
+    let change =
+        async |change| fixture.store.change_job(&Initiator::Gateway, (&ours(), job.id), change, 5, at(105)).await;
     change(JobChange::Pause).await.unwrap();
-    assert!(fixture.store.open_job_parts().await.unwrap().is_empty());
+    assert!(fixture.store.open_jobs().await.unwrap().jobs.is_empty());
     let refused = fixture.store.advance_job(lease, step(&job, &part, &dead), at(106)).await;
     assert!(matches!(refused, Err(Error::Changed)), "{refused:?}");
     change(JobChange::Resume).await.unwrap();
@@ -229,20 +237,137 @@ async fn a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed(fixture: St
     assert_eq!(fixture.state(dead[0]).await, DeliveryState::Waiting, "what was done stays done");
     assert!(matches!(change(JobChange::Resume).await, Err(Error::WrongState(_))));
     let unknown = JobId::mint(at(1), 1);
-    let missing = fixture.store.change_job(&Initiator::Gateway, &ours(), unknown, JobChange::Pause, at(1)).await;
+    let missing = fixture.store.change_job(&Initiator::Gateway, (&ours(), unknown), JobChange::Pause, 5, at(1)).await;
     assert!(matches!(missing, Err(Error::NotFound(MissingResource::Job))));
 }
 
-async fn a_tenant_has_as_many_jobs_under_way_as_it_may(fixture: StoreFixture) {
+async fn jobs_beyond_those_that_may_run_are_queued(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
-    let create = async || {
+    let create = async |running_max| {
         let job = job(&fixture, JobKind::Replay, &[&endpoint]);
-        fixture.store.create_job(&Initiator::Gateway, job.clone(), 1).await.map(|_| job.id)
+        fixture.store.create_job(&Initiator::Gateway, job.clone(), running_max).await.map(|_| job.id)
     };
-    let first = create().await.unwrap();
-    assert!(matches!(create().await, Err(Error::OverLimit(over)) if over.limit == "jobs_running"));
-    fixture.store.change_job(&Initiator::Gateway, &ours(), first, JobChange::Cancel, at(105)).await.unwrap();
-    create().await.unwrap();
+    let state = async |id| fixture.store.job(&ours(), id).await.unwrap().unwrap().state;
+    assert!(matches!(create(0).await, Err(Error::OverLimit(over)) if over.limit == "jobs_running"));
+    let (first, second, third) = (create(1).await.unwrap(), create(1).await.unwrap(), create(1).await.unwrap());
+    assert_eq!([state(first).await, state(second).await], [JobState::Running, JobState::Queued]);
+    let open = fixture.store.open_jobs().await.unwrap();
+    assert_eq!((open.jobs.len(), open.queued), (1, vec![ours()]));
+    fixture.store.start_queued_jobs(&ours(), 1).await.unwrap();
+    assert_eq!(state(second).await, JobState::Queued);
+    let change = async |id, change| {
+        fixture.store.change_job(&Initiator::Gateway, (&ours(), id), change, 1, at(105)).await.unwrap();
+        state(id).await
+    };
+    // One that is paused makes room, and waits for it when it is resumed.
+    assert_eq!(change(first, JobChange::Pause).await, JobState::Paused);
+    fixture.store.start_queued_jobs(&ours(), 1).await.unwrap();
+    assert_eq!([state(second).await, state(third).await], [JobState::Running, JobState::Queued]);
+    assert_eq!(change(first, JobChange::Resume).await, JobState::Queued);
+    assert_eq!(change(second, JobChange::Cancel).await, JobState::Cancelled);
+    assert_eq!(change(third, JobChange::Resume).await, JobState::Running);
+    assert_eq!(fixture.store.tenant_of_job(third).await.unwrap(), Some(ours()));
+}
+
+async fn what_is_held_back_is_found_by_its_lane_and_keeps_a_job_open(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"on_dead": "skip"})).await;
+    let mut dead = Vec::new();
+    for (id, key) in [("a1", "a"), ("b1", "b"), ("a2", "a"), ("a3", "a")] {
+        let claim = fixture.claim(event(id).key(key).to(&endpoint)).await;
+        fixture.die(&claim, DeadCause::Refused, at(20)).await;
+        dead.push(claim.id);
+    }
+    let mut job = job(&fixture, JobKind::Replay, &[&endpoint]);
+    job.spec.even_overtaken = true;
+    fixture.store.create_job(&Initiator::Gateway, job.clone(), 5).await.unwrap();
+    let lease = fixture.lease(endpoint.id);
+    let part = open_part(&fixture).await;
+    let hold = vec![(dead[2], "a".to_owned()), (dead[3], "a".to_owned())];
+    let first = JobStep { hold, after: Some(dead[3]), is_read: true, ..step(&job, &part, &dead[..2]) };
+    fixture.store.advance_job(lease, first, at(101)).await.unwrap();
+    let followed = async || fixture.store.job_followed(job.id, endpoint.id).await.unwrap();
+    let mut waiting = followed().await.waiting;
+    waiting.sort_by_key(|one| one.id);
+    assert_eq!(waiting.iter().map(|one| one.next).collect::<Vec<_>>(), [Some(dead[2]), None]);
+    let claims = fixture.due(&endpoint, at(101)).await.claims;
+    for claim in &claims {
+        fixture.deliver(claim, at(102)).await;
+    }
+    // The last of its lane is refused, because a person was faster.
+    let ended = |ids: &[DeliveryId]| ids.iter().map(|id| (*id, Some(DeliveryState::Delivered))).collect();
+    fixture.change(dead[2], DeliveryChange::Discard, at(103)).await.unwrap();
+    let part = open_part(&fixture).await;
+    assert_eq!((part.counts.held, part.counts.waiting), (2, 2));
+    let second = JobStep { unhold: vec![dead[2]], ended: ended(&dead[..2]), ..step(&job, &part, &dead[2..3]) };
+    let second = JobStep { after: part.after, ..second };
+    assert!(!fixture.store.advance_job(lease, second, at(104)).await.unwrap().is_finished);
+    // Nothing is under way, and yet what is held back is found.
+    let rest = followed().await;
+    assert!(rest.waiting.is_empty());
+    assert_eq!(rest.held, [dead[3]]);
+    let part = open_part(&fixture).await;
+    assert_eq!((part.counts.held, part.counts.done), (1, 2));
+    let third = JobStep { unhold: vec![dead[3]], ..step(&job, &part, &dead[3..]) };
+    fixture.store.advance_job(lease, third, at(105)).await.unwrap();
+    let part = open_part(&fixture).await;
+    assert_eq!((part.counts.held, part.counts.waiting, part.counts.done), (0, 1, 3));
+}
+
+async fn a_job_of_a_newer_version_keeps_no_other_from_going_on(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let newer = started(&fixture, JobKind::Replay, &endpoint).await;
+    let known = started(&fixture, JobKind::Discard, &endpoint).await;
+    fixture.execute("UPDATE jobs SET spec = replace(spec, 'replay', 'mirror')").await;
+    let open = fixture.store.open_jobs().await.unwrap();
+    assert_eq!(open.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [known.id]);
+    assert_eq!(open.unreadable.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [newer.id]);
+}
+
+async fn a_job_that_cannot_go_on_has_failed_and_says_why(fixture: StoreFixture) {
+    fixture.put_tenant("_system").await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let ended = fixture.store.fail_job(job.id, "a row is newer".into(), at(105)).await.unwrap();
+    assert_eq!(names(&ended.operational_events), ["job.finished"]);
+    let again = fixture.store.fail_job(job.id, "another".into(), at(106)).await.unwrap();
+    assert!(again.operational_events.is_empty());
+    let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
+    assert_eq!(
+        (job.state, job.finished_at, job.error.as_deref()),
+        (JobState::Failed, Some(at(105)), Some("a row is newer"))
+    );
+}
+
+async fn candidates_are_found_by_their_ids_and_tell_whose_data_is_gone(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 3).await;
+    fixture.store.expunge(&Initiator::Gateway, &ours(), &"e1".parse().unwrap()).await.unwrap();
+    let unknown = DeliveryId::mint(at(1), 77);
+    let asked = vec![dead[2], unknown, dead[1]];
+    let found = fixture.store.job_candidates_by_id(&ours(), asked.clone()).await.unwrap();
+    let found: Vec<_> = found.iter().map(|one| (one.delivery.id, one.is_expunged)).collect();
+    assert_eq!(found, [(dead[1], true), (dead[2], false)]);
+    let other = fixture.put_tenant("other").await;
+    assert!(fixture.store.job_candidates_by_id(&other, asked).await.unwrap().is_empty());
+    let page = fixture.store.job_candidates(endpoint.id, DeliveryState::Dead, None, 10).await.unwrap();
+    assert_eq!(page.candidates.iter().map(|one| one.is_expunged).collect::<Vec<_>>(), [false, true, false]);
+}
+
+async fn a_passed_delivery_is_taken_only_if_that_was_asked_for(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"on_dead": "skip"})).await;
+    let older = fixture.claim(event("older").key("k").to(&endpoint)).await;
+    fixture.die(&older, DeadCause::Refused, at(20)).await;
+    let newer = fixture.claim(event("newer").key("k").to(&endpoint)).await;
+    fixture.deliver(&newer, at(30)).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let (lease, part) = (fixture.lease(endpoint.id), open_part(&fixture).await);
+    fixture.store.advance_job(lease, step(&job, &part, &[older.id]), at(101)).await.unwrap();
+    assert_eq!(fixture.state(older.id).await, DeliveryState::Dead);
+    let part = open_part(&fixture).await;
+    let condition = ChangeCondition { state: Some(DeliveryState::Dead), is_unpassed: false };
+    let asked_for = JobStep { condition, ..step(&job, &part, &[older.id]) };
+    fixture.store.advance_job(lease, asked_for, at(102)).await.unwrap();
+    assert_eq!(fixture.state(older.id).await, DeliveryState::Waiting);
 }
 
 async fn a_job_survives_that_the_store_is_closed(fixture: StoreFixture) {
@@ -254,7 +379,7 @@ async fn a_job_survives_that_the_store_is_closed(fixture: StoreFixture) {
     let fixture = fixture.reopened().await;
     let part = open_part(&fixture).await;
     assert_eq!((part.after, part.counts.waiting), (Some(dead[0]), 1));
-    let waiting = fixture.store.job_waiting(&ours(), job.id, endpoint.id).await.unwrap();
+    let waiting = fixture.store.job_followed(job.id, endpoint.id).await.unwrap().waiting;
     assert_eq!(waiting.iter().map(|one| one.id).collect::<Vec<_>>(), dead[..1]);
     fixture.store.advance_job(fixture.lease(endpoint.id), step(&job, &part, &dead[1..]), at(102)).await.unwrap();
     assert_eq!(open_part(&fixture).await.counts.done, 2);
@@ -274,7 +399,7 @@ async fn jobs_are_listed_newest_first_and_old_ones_are_forgotten(fixture: StoreF
     assert_eq!(first.data[0].parts.len(), 1);
     let second = page(first.next).await;
     assert_eq!((second.data[0].id, second.next), (ids[2], None));
-    fixture.store.change_job(&Initiator::Gateway, &ours(), ids[0], JobChange::Cancel, at(110)).await.unwrap();
+    fixture.store.change_job(&Initiator::Gateway, (&ours(), ids[0]), JobChange::Cancel, 5, at(110)).await.unwrap();
     fixture.store.forget_jobs(at(111)).await.unwrap();
     let left = fixture.store.jobs(Some(&ours()), PageRequest { cursor: None, limit: 10 }).await.unwrap();
     assert_eq!(left.data.iter().map(|job| job.id).collect::<Vec<_>>(), ids[1..]);
@@ -287,4 +412,29 @@ async fn a_job_without_endpoints_is_finished_at_once(fixture: StoreFixture) {
     assert_eq!(names(&begun.operational_events), ["job.finished"]);
     let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
     assert_eq!((job.state, job.counts().matched), (JobState::Finished, 0));
+}
+
+async fn jobs_that_are_not_over_are_counted_by_state(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let open = async || {
+        let open = fixture.store.open_job_counts().await.unwrap();
+        (open.running, open.paused, open.queued)
+    };
+    assert_eq!(open().await, (0, 0, 0));
+    let first = started(&fixture, JobKind::Replay, &endpoint).await;
+    let second = started(&fixture, JobKind::Replay, &endpoint).await;
+    assert_eq!(open().await, (2, 0, 0));
+    let change = async |job: &Job, change| {
+        fixture.store.change_job(&Initiator::Gateway, (&ours(), job.id), change, 2, at(101)).await.unwrap();
+    };
+    change(&first, JobChange::Pause).await;
+    assert_eq!(open().await, (1, 1, 0));
+    change(&first, JobChange::Cancel).await;
+    change(&second, JobChange::Cancel).await;
+    assert_eq!(open().await, (0, 0, 0));
+    let one_at_a_time = [job(&fixture, JobKind::Replay, &[&endpoint]), job(&fixture, JobKind::Replay, &[&endpoint])];
+    for job in one_at_a_time {
+        fixture.store.create_job(&Initiator::Gateway, job, 1).await.unwrap();
+    }
+    assert_eq!(open().await, (1, 0, 1), "what waits for another job is counted, too");
 }

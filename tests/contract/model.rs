@@ -53,7 +53,7 @@ pub struct ModelDelivery {
     pub is_passed: bool,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct ModelLane {
     last_seq: u64,
     touched_at: Timestamp,
@@ -88,9 +88,10 @@ impl Model {
     fn accept_one(&mut self, new: &NewEvent, now: Timestamp) -> Accepted {
         if let Some(known) = self.events.values().find(|event| event.tenant == new.tenant && event.id == new.id) {
             let (accepted_at, deliveries) = (known.accepted_at, known.deliveries);
-            return match known.data == new.data {
-                true => Accepted::Duplicate { accepted_at, deliveries },
-                false => Accepted::Conflict { accepted_at },
+            return if known.data == new.data {
+                Accepted::Duplicate { accepted_at, deliveries }
+            } else {
+                Accepted::Conflict { accepted_at }
             };
         }
         let free = self.insert(new, None, now);
@@ -118,7 +119,8 @@ impl Model {
                 Ordering::None => None,
             };
             let seq = lane.as_ref().map(|lane| {
-                let lane = self.lanes.entry((endpoint, lane.clone())).or_default();
+                let new = ModelLane { last_seq: self.endpoints[endpoint].seq_floor, touched_at: now };
+                let lane = self.lanes.entry((endpoint, lane.clone())).or_insert(new);
                 (lane.last_seq, lane.touched_at) = (lane.last_seq + 1, now);
                 lane.last_seq
             });
@@ -277,10 +279,10 @@ impl Model {
                 self.tell("lane.unblocked", name.endpoint, now, &mut effects);
             }
             let blocks = matches!(next, Some(NextState::Dead(_))) && !self.endpoints[name.endpoint].skips;
-            match blocks {
-                true if self.is_head(name) => self.tell("lane.blocked", name.endpoint, now, &mut effects),
-                true => {}
-                false => self.pass(name, now, &mut effects),
+            if !blocks {
+                self.pass(name, now, &mut effects);
+            } else if self.is_head(name) {
+                self.tell("lane.blocked", name.endpoint, now, &mut effects);
             }
             effects.died = cause;
             if cause.is_some() {
@@ -382,7 +384,15 @@ impl Model {
         let deliveries = &self.deliveries;
         self.events.retain(|n, _| !old.contains(n) || deliveries.keys().any(|name| name.event == *n));
         let used: Vec<(usize, String)> = self.lanes().map(|(n, lane, _)| (n, lane.to_owned())).collect();
-        self.lanes.retain(|key, lane| used.contains(key) || lane.touched_at >= finished_before);
+        let endpoints = &mut self.endpoints;
+        self.lanes.retain(|key, lane| {
+            let stays = used.contains(key) || lane.touched_at >= finished_before;
+            if !stays {
+                // Its numbers never come back.
+                endpoints[key.0].seq_floor = endpoints[key.0].seq_floor.max(lane.last_seq);
+            }
+            stays
+        });
         (before.0 - self.events.len(), before.1 - self.deliveries.len())
     }
 

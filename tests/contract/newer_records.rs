@@ -4,7 +4,7 @@
 use posthaste::model::audit::Initiator;
 use posthaste::model::endpoint::EndpointState;
 use posthaste::model::id::TokenId;
-use posthaste::model::token::{Right, Token};
+use posthaste::model::token::{Right, Token, TokenKind};
 use posthaste::store::{AuditQuery, EndpointChange, Error, PageRequest, TokenScope};
 use serde_json::json;
 
@@ -39,15 +39,15 @@ async fn records_of_a_newer_version_are_errors_that_name_their_place(fixture: St
     let newer = |column: &str, table: &str, old: &str| {
         format!("UPDATE {table} SET {column} = replace({column}, '\"{old}\"', '\"newer\"')")
     };
-    let attempts = if fixture.is_shared() { ("last", "finished") } else { ("record", "attempts") };
+    let attempts = if fixture.is_shared() { ("last_attempt", "finished") } else { ("record", "attempts") };
     fixture.execute(&newer(attempts.0, attempts.1, "delivered")).await;
-    fixture.execute(&newer("record", "milestones", "paused")).await;
+    fixture.execute(&newer("record", "endpoint_events", "paused")).await;
     fixture.execute(&newer("record", "audit", "endpoint.paused")).await;
 
     let store = &fixture.store;
     names(&store.attempts(&ours(), claim.id).await.unwrap_err(), "attempts.record has something at decision.verdict");
     names(&store.delivery(&ours(), claim.id).await.unwrap_err(), "attempts.record");
-    names(&store.endpoint_events(endpoint.id, page()).await.unwrap_err(), "milestones.record");
+    names(&store.endpoint_events(endpoint.id, page()).await.unwrap_err(), "endpoint_events.record");
     names(&store.audit(AuditQuery::default(), page()).await.unwrap_err(), "audit.record has something at action");
     assert!(store.delivery(&ours(), other.id).await.unwrap().is_some(), "nothing else is touched");
     if fixture.is_shared() {
@@ -58,6 +58,8 @@ async fn records_of_a_newer_version_are_errors_that_name_their_place(fixture: St
 async fn a_right_of_a_newer_version_is_left_out(fixture: StoreFixture) {
     let token = Token {
         id: TokenId::mint(at(0), 1),
+        kind: TokenKind::Api,
+        sign_in: None,
         tenant: Some(ours()),
         name: "customers".into(),
         rights: vec![Right::Manage, Right::Read],
@@ -67,7 +69,7 @@ async fn a_right_of_a_newer_version_is_left_out(fixture: StoreFixture) {
         used_at: None,
     };
     fixture.store.create_token(&Initiator::Gateway, token.clone()).await.unwrap();
-    fixture.execute(r#"UPDATE tokens SET rights = replace(rights, '"manage"', '"portal"')"#).await;
+    fixture.execute(r#"UPDATE tokens SET rights = replace(rights, '"manage"', '"archive"')"#).await;
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.token(token.id).unwrap().rights, [Right::Read]);
     let listed = fixture.store.tokens(TokenScope::All, page()).await.unwrap();
@@ -92,11 +94,11 @@ async fn an_endpoint_of_a_newer_version_costs_its_tenant_and_nobody_else(fixture
     let (endpoint, kept) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
     let theirs = fixture.endpoint_of(&other, json!({})).await;
     let (event_here, event_there) = (event("a").event().clone(), event("b").of(&other).event().clone());
-    let standing = format!("WHERE id = '{}'", endpoint.id.0);
-    let newer = format!("standing = replace(standing, '\"active\"', '\"asleep\"') {standing}");
+    let status = format!("WHERE id = '{}'", endpoint.id.0);
+    let newer = format!("status = replace(status, '\"active\"', '\"asleep\"') {status}");
     changed_by_a_newer_node(&fixture, "endpoints", &newer).await;
 
-    let place = "endpoints.standing has something at state";
+    let place = "endpoints.status has something at state";
     names(&fixture.store.matching(&event_here).unwrap_err(), place);
     let reason = fixture.store.unreadable_endpoint(&ours(), endpoint.id).expect("it is there").to_string();
     assert!(fixture.store.any_endpoint(endpoint.id).is_none() && reason.contains(place), "{reason}");
@@ -106,7 +108,7 @@ async fn an_endpoint_of_a_newer_version_costs_its_tenant_and_nobody_else(fixture
     names(&fixture.store.matching(&event_here).unwrap_err(), place);
     assert_eq!(fixture.store.matching(&event_there).unwrap().len(), 1, "a start is no different");
 
-    let known = format!("standing = replace(standing, '\"asleep\"', '\"active\"') {standing}");
+    let known = format!("status = replace(status, '\"asleep\"', '\"active\"') {status}");
     changed_by_a_newer_node(&fixture, "endpoints", &known).await;
     assert_eq!(fixture.store.matching(&event_here).unwrap().len(), 2, "once it can be read, all is as before");
     assert_eq!(fixture.store.unreadable_endpoint(&ours(), endpoint.id), None);

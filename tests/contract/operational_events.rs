@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
+use posthaste::model::delivery::{BodyFormat, DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{DisableCause, EndpointEvent};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
@@ -36,6 +36,8 @@ for_every_store! {
     a_void_or_stale_settlement_tells_nothing,
     nothing_is_told_about_those_who_are_told,
     without_the_tenant_that_is_told_nothing_is,
+    a_tenant_that_listens_is_told_about_itself_alone,
+    an_endpoint_that_listens_to_operations_gets_no_other_event_and_tells_no_listener,
 }
 
 fn system() -> TenantId {
@@ -68,7 +70,7 @@ fn types(claims: &[Claim]) -> Vec<&str> {
     claims.iter().map(|claim| claim.event.event_type.as_str()).collect()
 }
 
-fn standing(state: EndpointState) -> EndpointChange {
+fn state_change(state: EndpointState) -> EndpointChange {
     EndpointChange::State { state, note: Some("moving house".into()) }
 }
 
@@ -76,7 +78,7 @@ async fn a_pause_is_told_in_the_commit_that_makes_it_true(fixture: StoreFixture)
     let listener = listener(&fixture, &["*"]).await;
     let endpoint =
         fixture.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
-    let change = standing(EndpointState::Paused);
+    let change = state_change(EndpointState::Paused);
     let changed =
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(7)).await.unwrap();
     assert_eq!(names(&changed.operational_events), ["endpoint.paused"]);
@@ -113,7 +115,7 @@ async fn only_those_who_subscribed_get_what_is_told(fixture: StoreFixture) {
     // What nobody wants is kept all the same.
     fixture
         .store
-        .change_endpoint(&Initiator::Gateway, &ours(), ours_alone.id, standing(EndpointState::Paused), at(2))
+        .change_endpoint(&Initiator::Gateway, &ours(), ours_alone.id, state_change(EndpointState::Paused), at(2))
         .await
         .unwrap();
     let last = operational_events(&fixture).await.pop().unwrap();
@@ -125,12 +127,12 @@ async fn a_resume_and_a_probe_that_failed_are_not_told(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     fixture
         .store
-        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing(EndpointState::Paused), at(1))
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change(EndpointState::Paused), at(1))
         .await
         .unwrap();
     let resumed = fixture
         .store
-        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing(EndpointState::Active), at(2))
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change(EndpointState::Active), at(2))
         .await
         .unwrap();
     assert!(resumed.operational_events.is_empty() && resumed.freed.is_empty());
@@ -353,7 +355,7 @@ async fn nothing_is_told_about_those_who_are_told(fixture: StoreFixture) {
     let replayed =
         fixture.store.change(&Initiator::Gateway, &system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
     assert!(replayed.operational_events.is_empty() && replayed.freed.is_empty());
-    let change = standing(EndpointState::Paused);
+    let change = state_change(EndpointState::Paused);
     let changed =
         fixture.store.change_endpoint(&Initiator::Gateway, &system(), listener.id, change, at(7)).await.unwrap();
     assert!(changed.operational_events.is_empty() && changed.freed.is_empty());
@@ -365,4 +367,42 @@ async fn without_the_tenant_that_is_told_nothing_is(fixture: StoreFixture) {
     let (_, head, operational_events) = blocked(&fixture, json!({})).await;
     assert!(operational_events.is_empty());
     assert!(fixture.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events.is_empty());
+}
+
+async fn a_tenant_that_listens_is_told_about_itself_alone(fixture: StoreFixture) {
+    let told = listener(&fixture, &["*"]).await;
+    let other = fixture.put_tenant("other").await;
+    let wants = json!({"listens_to": "operations", "format": "slack", "event_types": ["delivery.*"]});
+    let own = fixture.endpoint(wants.clone()).await;
+    let others = fixture.endpoint_of(&other, wants).await;
+    let ordinary = fixture.endpoint(json!({"event_types": ["*"]})).await;
+    let claim = fixture.claim(event("a").to(&ordinary)).await;
+    let settled = fixture.die(&claim, DeadCause::Refused, at(1)).await;
+    let mut got: Vec<_> = settled.freed.iter().map(|claim| (claim.endpoint, claim.event.tenant.clone())).collect();
+    got.sort();
+    let mut expected = vec![(told.id, system()), (own.id, ours())];
+    expected.sort();
+    assert_eq!(got, expected, "never {} or {}", others.id, ordinary.id);
+    let of_own = settled.freed.iter().find(|claim| claim.endpoint == own.id).unwrap();
+    assert_eq!((of_own.event.event_type.as_str(), of_own.format), ("delivery.dead", BodyFormat::Slack));
+    assert_eq!(settled.operational_events.len(), 1, "it is one operational event");
+    let due = fixture.due(&own, at(2)).await.claims;
+    assert_eq!((due.len(), due[0].format, &due[0].event.data), (1, BodyFormat::Slack, &of_own.event.data));
+}
+
+async fn an_endpoint_that_listens_to_operations_gets_no_other_event_and_tells_no_listener(fixture: StoreFixture) {
+    let told = listener(&fixture, &["*"]).await;
+    let one = fixture.endpoint(json!({"listens_to": "operations"})).await;
+    let two = fixture.endpoint(json!({"listens_to": "operations"})).await;
+    let matched = fixture.store.matching(event("a").event()).unwrap();
+    assert!(matched.is_empty(), "{matched:?}");
+    let ordinary = fixture.endpoint(json!({})).await;
+    let matched = fixture.store.matching(event("a").event()).unwrap();
+    assert_eq!(matched.iter().map(|endpoint| endpoint.id).collect::<Vec<_>>(), [ordinary.id]);
+    let claim = fixture.claim(event("b").to(&ordinary)).await;
+    let freed = fixture.die(&claim, DeadCause::Refused, at(1)).await.freed;
+    let of_one = freed.iter().find(|claim| claim.endpoint == one.id).unwrap();
+    assert!(freed.iter().any(|claim| claim.endpoint == two.id));
+    let died = fixture.die(of_one, DeadCause::Refused, at(2)).await;
+    assert_eq!(died.freed.iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [told.id]);
 }

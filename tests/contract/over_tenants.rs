@@ -4,7 +4,7 @@
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
-use posthaste::store::{DeliveryChange, PageRequest};
+use posthaste::store::{BatchMode, DeliveryChange, EventQuery, ListPage, PageRequest};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -13,15 +13,16 @@ for_every_store! {
     the_deliveries_of_all_tenants_are_listed_newest_first_and_each_once,
     the_dead_letters_of_all_tenants_are_found_by_the_time_of_their_death,
     what_belongs_to_a_deleted_tenant_is_not_listed,
+    every_page_that_looked_at_its_limit_says_how_far_back,
 }
 
 async fn listed(fixture: &StoreFixture, filter: DeliveryFilter, limit: usize) -> Vec<String> {
     let (mut found, mut cursor) = (Vec::new(), None);
     loop {
-        let scanned = fixture.store.all_deliveries(filter.clone(), PageRequest { cursor, limit }).await.unwrap();
-        assert_eq!(scanned.looked_back_to, None, "so few are no limit");
-        found.extend(scanned.page.data.iter().map(|delivery| delivery.event_id.to_string()));
-        match scanned.page.next {
+        let page = fixture.store.all_deliveries(filter.clone(), PageRequest { cursor, limit }).await.unwrap();
+        assert_eq!(page.looked_back_to, None, "so few are no limit");
+        found.extend(page.data.iter().map(|delivery| delivery.event_id.to_string()));
+        match page.next {
             Some(next) => cursor = Some(next),
             None => return found,
         }
@@ -87,5 +88,45 @@ async fn what_belongs_to_a_deleted_tenant_is_not_listed(fixture: StoreFixture) {
     let by_finish = DeliveryFilter { finished_since: Some(at(0)), ..dead.clone() };
     for filter in [DeliveryFilter::default(), dead, by_finish] {
         assert_eq!(listed(&fixture, filter, 10).await, ["a"]);
+    }
+}
+
+/// More events than one page looks at, and none of the kind that is asked for
+/// but the oldest.
+const MANY: i64 = 10_500;
+
+async fn every_page_that_looked_at_its_limit_says_how_far_back(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    fixture.accept(event("rare").key("rare").at(at(0)).to(&endpoint)).await;
+    for first in (0..MANY).step_by(500) {
+        let batch = (first..first + 500).map(|n| event(&format!("e{n}")).key("usual").at(at(n + 1)).to(&endpoint));
+        fixture.accept_all(batch.collect(), BatchMode::All).await;
+    }
+    let key = Some("rare".to_owned());
+    let deliveries = DeliveryFilter { key: key.clone(), ..Default::default() };
+    let of_endpoint = DeliveryFilter { endpoint: Some(endpoint.id), ..deliveries.clone() };
+    let events = EventQuery { key, ..Default::default() };
+    let store = &fixture.store;
+    looks_back("one tenant", async |page| store.deliveries(&ours(), deliveries.clone(), page).await.unwrap()).await;
+    looks_back("an endpoint", async |page| store.deliveries(&ours(), of_endpoint.clone(), page).await.unwrap()).await;
+    looks_back("all tenants", async |page| store.all_deliveries(deliveries.clone(), page).await.unwrap()).await;
+    looks_back("events", async |page| store.events(&ours(), events.clone(), page).await.unwrap()).await;
+}
+
+/// Checks that the list finds the oldest alone, on its last page, and that each
+/// page before it says how far back it has looked, ever further.
+async fn looks_back<T>(list: &str, read: impl AsyncFn(PageRequest) -> ListPage<T>) {
+    let (mut cursor, mut looked_back_to) = (None, at(MANY + 1));
+    for pages in 1.. {
+        let page = read(PageRequest { cursor, limit: 10 }).await;
+        let Some(next) = page.next else {
+            assert_eq!((page.data.len(), page.looked_back_to), (1, None), "{list}");
+            assert!(pages > 1, "{list}: one page looked at everything");
+            return;
+        };
+        assert!(page.data.is_empty(), "{list}");
+        let so_far = page.looked_back_to.unwrap_or_else(|| panic!("{list}: it does not say how far back"));
+        assert!(at(0) < so_far && so_far < looked_back_to, "{list}: {so_far}");
+        (cursor, looked_back_to) = (Some(next), so_far);
     }
 }

@@ -8,7 +8,6 @@ use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
 use posthaste::store::{Claim, ClaimOutcome, DeliveryChange, DueQuery, UntriedQuery};
 use serde_json::json;
-use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::fixture::{StoreFixture, at, attempted, event, ours, settlement};
@@ -24,6 +23,7 @@ for_every_store! {
     a_replay_begins_to_wait_anew_and_goes_beyond_an_expiry,
     what_a_person_asked_for_can_be_read_alone,
     the_last_delay_is_kept_for_the_next_draw,
+    what_has_been_in_retry_for_long_is_counted,
 }
 
 impl StoreFixture {
@@ -38,14 +38,19 @@ impl StoreFixture {
         page.found.iter().map(|overdue| overdue.id).collect()
     }
 
-    async fn retried(&self, claim: &Claim, look_at: i64) {
+    async fn retried(&self, claim: &Claim, expiry_check_at: i64) {
         let ClaimOutcome::Attempted { attempt, next, progress, update: notice, .. } =
             attempted(claim, NextState::Waiting { due_at: at(5) }, at(1))
         else {
             unreachable!()
         };
-        let outcome =
-            ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: Some(at(look_at)), update: notice };
+        let outcome = ClaimOutcome::Attempted {
+            attempt,
+            next,
+            progress,
+            expiry_check_at: Some(at(expiry_check_at)),
+            update: notice,
+        };
         self.store.settle(self.lease(claim.endpoint), settlement(claim, outcome, at(1))).await.expect("it is written");
     }
 }
@@ -197,7 +202,7 @@ async fn what_a_person_asked_for_can_be_read_alone(fixture: StoreFixture) {
         until: at(20),
         limit: 10,
         bytes_max: usize::MAX,
-        except: HashSet::new(),
+        except: Default::default(),
         urgent_only: true,
     };
     let page = fixture.store.read_due(fixture.lease(endpoint.id), ask()).await.unwrap();
@@ -217,18 +222,51 @@ async fn what_a_person_asked_for_can_be_read_alone(fixture: StoreFixture) {
 async fn the_last_delay_is_kept_for_the_next_draw(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
-    let ClaimOutcome::Attempted { attempt, next, mut progress, expiry_check_at: look_at, update: notice } =
+    let ClaimOutcome::Attempted { attempt, next, mut progress, expiry_check_at, update: notice } =
         attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1))
     else {
         unreachable!()
     };
     progress.last_delay = Some(Duration::from_micros(3_000_001));
     progress.max_age = Some(Span::secs(77));
-    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice };
+    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update: notice };
     fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     assert_eq!(fixture.due(&endpoint, at(5)).await.claims[0].progress, progress);
     fixture.change(claim.id, DeliveryChange::Cancel, at(2)).await.unwrap();
     fixture.change(claim.id, DeliveryChange::Replay, at(3)).await.unwrap();
     let progress = fixture.delivery(claim.id).await.progress;
     assert_eq!((progress.last_delay, progress.max_age), (None, None));
+}
+
+async fn what_has_been_in_retry_for_long_is_counted(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    let other = fixture.put_tenant("other").await;
+    let theirs = fixture.endpoint_of(&other, json!({})).await;
+    // First tried at 1, first tried at 50, never tried, delivered.
+    let old = fixture.claim(event("old").to(&one)).await;
+    fixture.retried(&old, 1_000).await;
+    let young = fixture.claim(event("young").at(at(50)).to(&two)).await;
+    let ClaimOutcome::Attempted { attempt, next, progress, update, .. } =
+        attempted(&young, NextState::Waiting { due_at: at(60) }, at(50))
+    else {
+        unreachable!()
+    };
+    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: Some(at(1_050)), update };
+    fixture.store.settle(fixture.lease(two.id), settlement(&young, outcome, at(50))).await.unwrap();
+    fixture.accept(event("untried").to(&one)).await;
+    let delivered = fixture.claim(event("delivered").to(&one)).await;
+    fixture.deliver(&delivered, at(2)).await;
+
+    let count = async |tenant, endpoint, before| {
+        let found = fixture.store.long_retries(tenant, endpoint, at(before)).await.unwrap();
+        assert!(found.is_exact);
+        found.count
+    };
+    assert_eq!((count(None, None, 100).await, count(None, None, 50).await, count(None, None, 1).await), (2, 1, 0));
+    let ours = ours();
+    assert_eq!((count(Some(&ours), None, 100).await, count(Some(&other), None, 100).await), (2, 0));
+    assert_eq!(count(Some(&ours), Some(one.id), 100).await, 1);
+    assert_eq!(count(Some(&other), Some(theirs.id), 100).await, 0);
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.long_retries(None, None, at(100)).await.unwrap().count, 2);
 }

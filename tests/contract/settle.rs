@@ -1,7 +1,7 @@
 //! Settle: an attempt and the state it led to, as one write of the owner.
 
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
+use posthaste::model::delivery::{DeadCause, DeadlineSource, Delivery, DeliveryState};
 use posthaste::model::endpoint::{EndpointSettings, EndpointState};
 use posthaste::model::next_state::NextState;
 use posthaste::model::shard::{Epoch, Lease};
@@ -12,6 +12,7 @@ use crate::fixture::{StoreFixture, at, attempted, disabling, event, ours, settle
 
 for_every_store! {
     an_attempt_and_its_state_are_there_together,
+    a_first_success_is_written_like_any_other_and_once,
     a_retry_moves_the_due_time_and_keeps_the_budget,
     every_attempt_is_kept_in_order,
     a_delivered_head_passes_the_lane_to_the_next,
@@ -51,6 +52,33 @@ async fn an_attempt_and_its_state_are_there_together(fixture: StoreFixture) {
     };
     assert_eq!(attempts, [(*attempt).clone()]);
     assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
+}
+
+/// A delivery whose expiry is checked is settled by a plan, and one without goes the
+/// short way.
+async fn a_first_success_is_written_like_any_other_and_once(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let short = fixture.claim(event("a").to(&endpoint)).await;
+    let planned = fixture.claim(event("b").expiring(at(100)).to(&endpoint)).await;
+    // Nodes that share a database learn the count now and then.
+    let waiting = || fixture.store.waiting(Some(endpoint.id)).filter(|_| !fixture.is_shared());
+    let counted = |count: u64| (!fixture.is_shared()).then_some(count);
+    assert_eq!(waiting(), counted(2));
+    let mut written = Vec::new();
+    for claim in [&short, &planned] {
+        assert!(!fixture.deliver(claim, at(3)).await.is_repeat);
+        let delivery = fixture.delivery(claim.id).await;
+        let (id, event_id) = (short.id, short.event.id.clone());
+        written.push(format!("{:?}", Delivery { id, event_id, expires_at: None, ..delivery }));
+        written.push(format!("{:?}", fixture.attempts(claim.id).await));
+    }
+    assert_eq!(written[..2], written[2..]);
+    assert_eq!(waiting(), counted(0));
+    for claim in [&short, &planned] {
+        assert!(fixture.deliver(claim, at(4)).await.is_repeat, "it was written before");
+        assert_eq!(fixture.delivery(claim.id).await.finished_at, Some(at(3)));
+    }
+    assert_eq!(waiting(), counted(0));
 }
 
 async fn a_retry_moves_the_due_time_and_keeps_the_budget(fixture: StoreFixture) {
@@ -141,9 +169,9 @@ async fn gone_disables_the_endpoint_and_holds_its_backlog(fixture: StoreFixture)
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     let other = fixture.claim(event("b").to(&endpoint)).await;
     assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update, disabling());
-    let standing = &fixture.store.endpoint(&ours(), endpoint.id).unwrap().status;
-    assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
-    assert!(standing.reason.as_deref().unwrap().contains("410"));
+    let status = &fixture.store.endpoint(&ours(), endpoint.id).unwrap().status;
+    assert_eq!((status.state, status.since), (EndpointState::Disabled, at(4)));
+    assert!(status.reason.as_deref().unwrap().contains("410"));
     assert_eq!(fixture.state(other.id).await, DeliveryState::Waiting);
     assert_eq!(
         fixture.die(&other, DeadCause::Gone, at(5)).await.update,
@@ -273,26 +301,25 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFi
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     for (until, is_news) in [(60, true), (30, false), (60, false), (90, true)] {
-        let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
+        let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, .. } =
             attempted(&claim, NextState::Waiting { due_at: at(until) }, at(1))
         else {
             unreachable!()
         };
         let notice = EndpointUpdate { quiet_until: Some(at(until)), ..EndpointUpdate::default() };
-        let outcome =
-            ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice.clone() };
+        let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update: notice.clone() };
         let settled =
             fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
         assert_eq!(settled.update, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
     }
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
-    let standing = EndpointChange::State { state: EndpointState::Paused, note: None };
-    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
+    let state_change = EndpointChange::State { state: EndpointState::Paused, note: None };
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change, at(2)).await.unwrap();
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
-        let standing = EndpointChange::State { state: EndpointState::Active, note: None };
-        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
+        let state_change = EndpointChange::State { state: EndpointState::Active, note: None };
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change, at(2)).await.unwrap();
         let known = fixture.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
     }
@@ -301,13 +328,13 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFi
 async fn another_url_has_asked_for_nothing(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
-    let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
+    let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, .. } =
         attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1))
     else {
         unreachable!()
     };
     let notice = EndpointUpdate { quiet_until: Some(at(90)), ..EndpointUpdate::default() };
-    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice };
+    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update: notice };
     fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
         let current = fixture.store.any_endpoint(endpoint.id).unwrap();

@@ -9,7 +9,7 @@ use posthaste::model::limits::{TenantLimits, TenantUsage, stored_bytes};
 use posthaste::model::size::Size;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::Tenant;
-use posthaste::model::token::{Right, Token};
+use posthaste::model::token::{Right, Token, TokenKind};
 use posthaste::store::{AcceptResult, BatchMode, EndpointChange, Error, TokenScope};
 use serde_json::json;
 
@@ -85,6 +85,8 @@ async fn tokens_beyond_the_limit_are_refused(fixture: StoreFixture) {
     limit(&fixture, TenantLimits { tokens: 2, ..TenantLimits::default() }).await;
     let token = |n: u8| Token {
         id: posthaste::model::id::TokenId::mint(at(0), n.into()),
+        kind: TokenKind::Api,
+        sign_in: None,
         tenant: Some(ours()),
         name: String::new(),
         rights: vec![Right::Read],

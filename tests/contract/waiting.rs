@@ -1,11 +1,12 @@
 //! How many wait, how much weight is in use, what is due first, and what
-//! stumbles inside the gateway.
+//! fails inside the gateway.
 
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::endpoint::Endpoint;
+use posthaste::model::endpoint::EndpointDefaults;
 use posthaste::model::next_state::NextState;
-use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::store::{AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, SettleEffects};
 use serde_json::json;
 
@@ -18,7 +19,7 @@ for_every_store! {
     a_deleted_endpoint_or_tenant_has_nothing_waiting,
     the_weight_in_use_is_that_of_tenants_with_endpoints,
     a_stumble_charges_nothing_and_the_third_is_the_end,
-    a_replay_starts_counting_stumbles_anew,
+    a_replay_starts_counting_internal_errors_again,
     a_poisoned_head_blocks_its_lane_alone,
     a_stumble_of_what_was_cancelled_changes_nothing,
     the_oldest_due_is_the_first_that_may_go,
@@ -132,6 +133,7 @@ async fn the_weight_in_use_is_that_of_tenants_with_endpoints(fixture: StoreFixtu
             quota,
             limits: Default::default(),
             defaults: EndpointDefaults::default(),
+            retention: Default::default(),
             created_at: at(0),
         };
         fixture.store.put_tenant(&Initiator::Gateway, new).await.unwrap();
@@ -158,7 +160,7 @@ async fn the_weight_in_use_is_that_of_tenants_with_endpoints(fixture: StoreFixtu
     assert_eq!(fixture.store.weight_in_use(), 0);
 }
 
-async fn stumbled(fixture: &StoreFixture, claim: &Claim, seconds: i64) -> SettleEffects {
+async fn failed_internally(fixture: &StoreFixture, claim: &Claim, seconds: i64) -> SettleEffects {
     let outcome = ClaimOutcome::InternalError { due_at: at(seconds + 10), error: format!("it fell at {seconds}") };
     fixture.store.settle(fixture.lease(claim.endpoint), settlement(claim, outcome, at(seconds))).await.unwrap()
 }
@@ -168,7 +170,7 @@ async fn a_stumble_charges_nothing_and_the_third_is_the_end(fixture: StoreFixtur
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     for n in 1..=2 {
-        let settled = stumbled(&fixture, &claim, n).await;
+        let settled = failed_internally(&fixture, &claim, n).await;
         assert_eq!((settled.due_again_at, settled.died), (Some(at(n + 10)), None));
         let delivery = fixture.delivery(claim.id).await;
         assert_eq!((delivery.state, delivery.progress.attempts), (DeliveryState::Waiting, 0));
@@ -176,7 +178,7 @@ async fn a_stumble_charges_nothing_and_the_third_is_the_end(fixture: StoreFixtur
         assert_eq!(fixture.due_ids(&endpoint, at(n + 10)).await, ["a"]);
     }
     let fixture = fixture.reopened().await;
-    let settled = stumbled(&fixture, &claim, 3).await;
+    let settled = failed_internally(&fixture, &claim, 3).await;
     assert_eq!((settled.due_again_at, settled.died), (None, Some(DeadCause::Poisoned)));
     assert_eq!(names(&settled.operational_events), ["delivery.dead"]);
     let delivery = fixture.delivery(claim.id).await;
@@ -186,19 +188,19 @@ async fn a_stumble_charges_nothing_and_the_third_is_the_end(fixture: StoreFixtur
     assert_eq!(waiting(&fixture, &[&endpoint]).await, [0]);
 }
 
-async fn a_replay_starts_counting_stumbles_anew(fixture: StoreFixture) {
+async fn a_replay_starts_counting_internal_errors_again(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     for n in 1..=3 {
-        stumbled(&fixture, &claim, n).await;
+        failed_internally(&fixture, &claim, n).await;
     }
     fixture.change(claim.id, DeliveryChange::Replay, at(20)).await.unwrap();
     let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.internal_errors, delivery.internal_error), (DeliveryState::Waiting, 0, None));
     for n in 21..=22 {
-        assert_eq!(stumbled(&fixture, &claim, n).await.died, None);
+        assert_eq!(failed_internally(&fixture, &claim, n).await.died, None);
     }
-    assert_eq!(stumbled(&fixture, &claim, 23).await.died, Some(DeadCause::Poisoned));
+    assert_eq!(failed_internally(&fixture, &claim, 23).await.died, Some(DeadCause::Poisoned));
 }
 
 async fn a_poisoned_head_blocks_its_lane_alone(fixture: StoreFixture) {
@@ -208,9 +210,12 @@ async fn a_poisoned_head_blocks_its_lane_alone(fixture: StoreFixture) {
     fixture.accept(event("b").key("k").to(&endpoint)).await;
     fixture.claim(event("c").key("other").to(&endpoint)).await;
     for n in 1..=2 {
-        assert!(stumbled(&fixture, &head, n).await.freed.is_empty(), "it holds its lane");
+        assert!(failed_internally(&fixture, &head, n).await.freed.is_empty(), "it holds its lane");
     }
-    assert_eq!(names(&stumbled(&fixture, &head, 3).await.operational_events), ["lane.blocked", "delivery.dead"]);
+    assert_eq!(
+        names(&failed_internally(&fixture, &head, 3).await.operational_events),
+        ["lane.blocked", "delivery.dead"]
+    );
     assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["c"]);
 }
 
@@ -219,7 +224,7 @@ async fn a_stumble_of_what_was_cancelled_changes_nothing(fixture: StoreFixture) 
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     for n in 1..=4 {
-        let settled = stumbled(&fixture, &claim, n).await;
+        let settled = failed_internally(&fixture, &claim, n).await;
         assert_eq!((settled.due_again_at, settled.died), (None, None));
     }
     let delivery = fixture.delivery(claim.id).await;

@@ -30,7 +30,7 @@ mod sockets;
 
 mod recording;
 mod report;
+mod restarting_gateway;
 mod run;
 mod scenarios;
 mod shim;
-mod single;

@@ -30,6 +30,7 @@ const SCENARIOS: &[(&str, u32)] = &[
     ("cluster", 12),
     ("pause after an outage", 9),
     ("failover", 2),
+    ("outbox", 8),
 ];
 
 /// One run of a scenario.

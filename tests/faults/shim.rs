@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use tempfile::TempDir;
 
-use crate::load::Mark;
+use crate::load::RecordingPosition;
 use crate::support::Options;
 
 /// Returns the library, compiled once for all scenarios, in a folder that stays
@@ -76,7 +76,7 @@ impl Shim {
     }
 
     /// Returns a mark: the length of the recording.
-    pub fn mark(&self) -> Mark {
+    pub fn mark(&self) -> RecordingPosition {
         let recording = self.recording();
         Arc::new(move || std::fs::metadata(&recording).expect("it is there").len())
     }

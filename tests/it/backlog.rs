@@ -1,10 +1,11 @@
-//! A million waiting deliveries: memory, restart and lists do not notice.
+//! What is large: a million waiting deliveries, two hundred thousand dead letters,
+//! a hundred thousand endpoints. Memory, restarts and lists do not notice.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver};
+use crate::support::{Gateway, Receiver, path_of, unlimited};
 
 const WAITING: usize = 1_000_000;
 const PER_BATCH: usize = 1_000;
@@ -21,9 +22,14 @@ async fn a_million_waiting_deliveries_cost_neither_memory_nor_restart_nor_lists(
     let receiver = Receiver::start().await;
     let gateway = Gateway::start().await;
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
-    let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
+    let path = path_of(&endpoint);
     gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
-    fill(&gateway).await;
+    fill(&gateway, WAITING, |n| match n % 2 {
+        // Half of them in lanes, ten thousand of those.
+        0 => json!({"type": "backlog.event", "key": format!("k{}", n % 20_000), "data": {"n": n}}),
+        _ => json!({"type": "backlog.event", "data": {"n": n}}),
+    })
+    .await;
     let filled = peak_memory(&gateway);
 
     let mut gateway = gateway;
@@ -36,7 +42,7 @@ async fn a_million_waiting_deliveries_cost_neither_memory_nor_restart_nor_lists(
     let first = began.elapsed();
     gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
 
-    let mut slowest = std::time::Duration::ZERO;
+    let mut slowest = Duration::ZERO;
     for query in [
         "state=waiting",
         "state=delivered",
@@ -65,8 +71,8 @@ async fn a_million_waiting_deliveries_cost_neither_memory_nor_restart_nor_lists(
     assert_eq!(waiting["data"], json!([]), "deleting cancels a million at once");
 }
 
-/// Eight producers hand in batches until a million wait.
-async fn fill(gateway: &Gateway) {
+/// Eight producers hand in batches until there are so many events.
+async fn fill(gateway: &Gateway, count: usize, event: fn(usize) -> Value) {
     let next = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let producers: Vec<_> = (0..8)
         .map(|_| {
@@ -74,16 +80,10 @@ async fn fill(gateway: &Gateway) {
             tokio::spawn(async move {
                 loop {
                     let batch = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    if batch >= WAITING / PER_BATCH {
+                    if batch >= count / PER_BATCH {
                         return;
                     }
-                    let events: Vec<Value> = (0..PER_BATCH)
-                        // Half of them in lanes, ten thousand of those.
-                        .map(|n| match n % 2 {
-                            0 => json!({"type":"backlog.event","key": format!("k{}", (batch * PER_BATCH + n) % 20_000),"data":{"n": n}}),
-                            _ => json!({"type":"backlog.event","data":{"n": n}}),
-                        })
-                        .collect();
+                    let events: Vec<Value> = (batch * PER_BATCH..(batch + 1) * PER_BATCH).map(event).collect();
                     client.post_json("/v1/tenants/default/events/batch", &Value::from(events)).await.expect(202);
                 }
             })
@@ -92,4 +92,113 @@ async fn fill(gateway: &Gateway) {
     for producer in producers {
         producer.await.unwrap();
     }
+}
+
+/// Asks again and again until it is so, for ten minutes.
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> Result<(), String>) {
+    let began = Instant::now();
+    while let Err(last) = is_so().await {
+        assert!(began.elapsed() < Duration::from_secs(600), "waited in vain for {what}: {last}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+const DEAD: usize = 200_000;
+
+/// A bad night: everything died, and one command sends it again, through a kill.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_thousand_dead_letters_are_replayed_each_once_through_a_kill() {
+    let (receiver, gateway) = (Receiver::start().await, Gateway::start().await);
+    let settings = json!({"url": receiver.url(), "rate": unlimited(), "max_in_flight": 500, "ordering": "none"});
+    let endpoint = gateway.create_endpoint(settings).await;
+    // What is over when it comes dies without an attempt.
+    fill(
+        &gateway,
+        DEAD,
+        |n| json!({"id": format!("e{n}"), "type": "lost.event", "expires_at": "2020-01-01T00:00:00Z", "data": n}),
+    )
+    .await;
+    let dead = async |gateway: &Gateway| {
+        let groups = gateway.client.get("/v1/tenants/default/dead-letters/groups").await.expect(200);
+        groups["total"]["count"].as_u64().unwrap() as usize
+    };
+    until("all to be dead", async || match dead(&gateway).await {
+        DEAD => Ok(()),
+        count => Err(count.to_string()),
+    })
+    .await;
+    let jobs = "/v1/tenants/default/jobs";
+    let replay = json!({"kind": "replay", "filter": {"endpoints": [endpoint["id"]]}, "per_second": 100_000});
+    let mut preview = replay.clone();
+    preview["dry_run"] = json!(true);
+    let (asked, preview) = (Instant::now(), gateway.client.post_json(jobs, &preview).await.expect(200));
+    let previewed = asked.elapsed();
+    assert_eq!((&preview["matches"], &preview["is_exact"]), (&json!(DEAD), &json!(true)), "{preview}");
+    assert!(previewed < Duration::from_secs(5), "the preview took {previewed:?}");
+    let began = Instant::now();
+    let job = gateway.client.post_json(jobs, &replay).await.expect(202);
+    let path = format!("{jobs}/{}", job["id"].as_str().unwrap());
+    until("a third of them", async || if receiver.count() > DEAD / 3 { Ok(()) } else { Err("less".into()) }).await;
+    let gateway = gateway.killed_and_restarted().await;
+    until("the job to be finished", async || {
+        let job = gateway.client.get(&path).await.expect(200);
+        if job["state"] == "finished" { Ok(()) } else { Err(job.to_string()) }
+    })
+    .await;
+    let (took, job) = (began.elapsed(), gateway.client.get(&path).await.expect(200));
+    assert_eq!((&job["done"], &job["outcome"]["delivered"]), (&json!(DEAD), &json!(DEAD)), "{job}");
+    assert_eq!(dead(&gateway).await, 0);
+    let (times, peak) = (receiver.times_by_id(), peak_memory(&gateway));
+    let again = times.values().filter(|times| **times > 1).count();
+    println!(
+        "{DEAD} dead letters: previewed in {previewed:?}, replayed in {took:?} with a kill; {again} came twice; {peak} MiB"
+    );
+    assert_eq!(times.len(), DEAD, "every one came");
+    // Only what was open, or answered and not yet written, when it was killed.
+    assert!(again <= 1_000 && times.values().all(|times| *times <= 2), "{again} came twice");
+    assert!(peak <= 150, "memory is {peak} MiB");
+}
+
+/// An operator may raise the limits as far as wanted; and figures of that many active
+/// endpoints are written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_thousand_endpoints_are_possible_where_the_operator_says_so() {
+    const COUNT: usize = 100_000;
+    const TASKS: usize = 50;
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let raised = json!({"limits": {"endpoints": COUNT, "settings_bytes": "256MiB"}});
+    gateway.client.patch_json("/v1/tenants/default", &raised).await.expect(200);
+    let url = receiver.url();
+    let create = async |task: usize| {
+        let client = gateway.another_client();
+        for n in 0..COUNT / TASKS {
+            let settings = json!({"url": url, "event_types": [format!("t{}", task * COUNT / TASKS + n)]});
+            client.post_json("/v1/tenants/default/endpoints", &settings).await.expect(201);
+        }
+    };
+    futures_util::future::join_all((0..TASKS).map(create)).await;
+    let refused = gateway.client.post_json("/v1/tenants/default/endpoints", &json!({"url": url})).await;
+    assert_eq!(refused.problem(422, "limit_exceeded")["limit"], "endpoints");
+    let mut gateway = gateway.killed_and_restarted().await;
+    let usage = gateway.client.get("/v1/tenants/default").await.expect(200)["usage"].clone();
+    assert_eq!(usage["endpoints"], COUNT);
+    let idle = peak_memory(&gateway);
+    fill(&gateway, COUNT, |n| json!({"type": format!("t{n}"), "data": n})).await;
+    until("all to come", async || if receiver.count() >= COUNT { Ok(()) } else { Err("fewer".into()) }).await;
+    let active = peak_memory(&gateway);
+    // A stop writes the window that is open: a row for each endpoint.
+    let began = Instant::now();
+    gateway.terminate().await;
+    let written = began.elapsed();
+    let gateway = gateway.restart().await;
+    let figures = gateway.client.get("/v1/figures?step=1h").await.expect(200);
+    let points = figures["data"].as_array().unwrap();
+    let delivered: u64 = points.iter().filter_map(|point| point["ended"]["delivered"].as_u64()).sum();
+    println!(
+        "{COUNT} active endpoints: {idle} MiB before, {active} MiB with their counters; written and stopped in {written:?}"
+    );
+    assert_eq!(delivered, COUNT as u64, "{figures}");
+    assert_eq!(figures["gaps"].as_array().map(Vec::len), Some(1), "the kill alone: {}", figures["gaps"]);
+    assert!(written < Duration::from_secs(60), "writing the figures took {written:?}");
 }

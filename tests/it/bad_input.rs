@@ -289,15 +289,15 @@ async fn addresses_methods_tokens_and_parameters_are_checked() {
 }
 
 /// A document with a list in place of an object, and the pointer to that list.
-type Misplaced = (Value, String);
+type MisplacedList = (Value, String);
 
 /// Returns a document for each object of a request's schema, at any depth.
-fn lists_for_objects(description: &Value, schema: &Value, depth: usize) -> Vec<Misplaced> {
+fn lists_for_objects(description: &Value, schema: &Value, depth: usize) -> Vec<MisplacedList> {
     if let Some(reference) = schema["$ref"].as_str() {
         return lists_for_objects(description, description.pointer(&reference[1..]).unwrap(), depth);
     }
     let parts = ["allOf", "oneOf", "anyOf"].iter().filter_map(|word| schema[word].as_array()).flatten();
-    let mut found: Vec<Misplaced> = parts.flat_map(|part| lists_for_objects(description, part, depth)).collect();
+    let mut found: Vec<MisplacedList> = parts.flat_map(|part| lists_for_objects(description, part, depth)).collect();
     let is_of = |kind: &str| {
         schema["type"] == kind || schema["type"].as_array().is_some_and(|kinds| kinds.contains(&json!(kind)))
     };
@@ -555,6 +555,11 @@ async fn a_value_of_another_kind_is_told_with_an_example_of_the_right_one() {
             client.patch_json(&endpoint, &json!({"max_in_flight": -1})).await,
             "/max_in_flight",
             "max_in_flight is -1; use a whole number from 1 to 1,000",
+        ),
+        (
+            client.patch_json(&endpoint, &json!({"inherits": ["timeout"], "timeout": {"total": "3s"}})).await,
+            "/timeout",
+            "timeout is inherited from the tenant's defaults; leave it out, or take timeout out of inherits to give it a value of its own",
         ),
         (
             client.post_json("/v1/policies/preview", &json!({"preset": 1})).await,

@@ -88,7 +88,8 @@ async fn backlog_drains_exactly_what_waits() {
 async fn flaky_delivers_what_failed_first() {
     let row = row(&["flaky", "--failing", "50", "--producers", "2"], 1).await;
     let failed = number(&row, "failed_attempts");
-    assert!(0 < failed && failed < number(&row, "deliveries"), "{row}");
+    // On a machine that stalls there may be a single event, and the first one always fails first.
+    assert!(0 < failed && failed <= number(&row, "deliveries"), "{row}");
 }
 
 #[tokio::test]
@@ -100,7 +101,7 @@ async fn paced_hands_in_at_its_pace() {
 #[tokio::test]
 async fn saturate_samples_every_second() {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["bench", "saturate", "--producers", "4", "--seconds", "2"];
+    let args = ["bench", "saturate", "--producers", "4", "--seconds", "4"];
     let output = posthaste(&args).current_dir(folder.path()).output().await.expect("it runs");
     let out = succeeded(&args, &output);
     for line in ["delivered/s ", "of a bare client ", "saturated by 4 producers, ", "  arrival p99 ", "  files "] {

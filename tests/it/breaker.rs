@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cli::{asked, cli_output};
-use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, overlaps, unlimited};
+use crate::support::{Gateway, ReceivedRequest, Receiver, Reply, eager_retry, overlaps, unlimited};
 
 for_every_store! {
     it_opens_after_failures_in_a_row_and_holds_without_using_attempts,
@@ -25,7 +25,7 @@ fn breaker(failures: u32, cooldown: &str) -> Value {
 }
 
 /// Fails so many times, and is well from then on.
-fn failing(times: usize) -> impl FnMut(&Seen) -> Reply + Send {
+fn failing(times: usize) -> impl FnMut(&ReceivedRequest) -> Reply + Send {
     let mut left = times;
     move |_| match left {
         0 => Reply::After(WORK, 200),
@@ -153,7 +153,7 @@ async fn it_probes_with_patience_and_recovers_step_by_step() {
 }
 
 /// Whether this took as long as an answer of somebody who is well.
-fn is_well(seen: &Seen) -> bool {
+fn is_well(seen: &ReceivedRequest) -> bool {
     seen.ended.get().is_some_and(|ended| *ended - seen.began >= WORK)
 }
 
@@ -214,12 +214,14 @@ async fn a_person_opens_and_closes_it_by_hand() {
     let person = json!("person");
     assert_eq!(rows, [(&json!("breaker_closed"), &person), (&json!("breaker_opened"), &person)]);
 
-    // With a time it is probed by itself.
-    let asked_at = Instant::now();
-    let opened = gateway.post_to_endpoint(&endpoint, "breaker/open", r#"{"for":"1s"}"#).await;
+    // With a time it is probed by itself. What it answers is asked with a time
+    // that cannot pass meanwhile.
+    let opened = gateway.post_to_endpoint(&endpoint, "breaker/open", r#"{"for":"1h"}"#).await;
     let health = &opened["health"];
     let span = time(&health["next_probe_at"]).as_millisecond() - time(&health["since"]).as_millisecond();
-    assert_eq!((&health["breaker"], span), (&json!("open"), 1_000));
+    assert_eq!((&health["breaker"], span), (&json!("open"), 3_600_000));
+    let asked_at = Instant::now();
+    gateway.post_to_endpoint(&endpoint, "breaker/open", r#"{"for":"1s"}"#).await;
     gateway.send_many("f", "t", 3, |_| None).await;
     let seen = receiver.wait_for(8).await;
     assert!(seen[5].began - asked_at >= Duration::from_millis(990), "not before its time");
@@ -286,7 +288,7 @@ async fn every_state_of_it_survives_kill_nine() {
     let seen = held.wait_for(3).await;
     assert_eq!((seen[1].id(), seen[2].id()), ("half-0", "half-0"));
     assert_eq!(gateway.endpoint(&half_open).await["health"]["breaker"], "half_open");
-    held.go_on();
+    held.release();
     gateway.drained(&half_open).await;
     let ids: Vec<String> = held.seen()[2..].iter().map(|seen| seen.id().to_owned()).collect();
     assert!(ids.into_iter().eq((0..20).map(|n| format!("half-{n}"))), "order is kept");

@@ -9,7 +9,7 @@ for_every_store! {
 }
 
 /// Data that a parse-and-print would change.
-const ODD: &[&str] = &[
+pub const ODD: &[&str] = &[
     r#"{"a":1,"a":2}"#,
     "1234567890123456789012345",
     r#"{ "spaced" :	[ 1 ,2 ] }"#,
@@ -30,7 +30,9 @@ async fn data_arrives_byte_for_byte_in_both_formats_on_retries_and_after_a_resta
     // Each receiver refuses once, so that what arrives was read back.
     let once = || {
         let mut first = std::collections::HashSet::new();
-        move |seen: &crate::support::Seen| Reply::Status(if first.insert(seen.id().to_owned()) { 503 } else { 200 })
+        move |seen: &crate::support::ReceivedRequest| {
+            Reply::Status(if first.insert(seen.id().to_owned()) { 503 } else { 200 })
+        }
     };
     let (enveloped, raw) = (Receiver::answering(once()).await, Receiver::answering(once()).await);
     let off = json!({"enabled": false});

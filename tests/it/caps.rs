@@ -19,7 +19,7 @@ const WORK: Duration = Duration::from_millis(15);
 
 /// A stretch of time under one cap: how many requests had come when the
 /// change was in force, and when the next change was asked for.
-struct Stretch {
+struct CapPeriod {
     before: usize,
     cap: usize,
     from: usize,
@@ -38,14 +38,14 @@ async fn a_cap_is_kept_while_it_is_changed_again_and_again() {
         gateway.patch(&endpoint, json!({"max_in_flight": cap})).await;
         from = receiver.count().max(from);
         let until = receiver.wait_for(from + before + 40).await.len();
-        stretches.push(Stretch { before, cap, from, until });
+        stretches.push(CapPeriod { before, cap, from, until });
         before = cap;
     }
     receiver.wait_for(700).await;
     gateway.drained(&endpoint).await;
     let seen = receiver.seen();
     let overlaps = overlaps(&seen);
-    for Stretch { before, cap, from, until } in stretches {
+    for CapPeriod { before, cap, from, until } in stretches {
         // What was on its way when the cap changed is not called back.
         let most = *overlaps[from + before..until].iter().max().unwrap();
         assert!(most <= cap, "{most} open under a cap of {cap}: {:?}", &overlaps[from..until]);
@@ -127,7 +127,7 @@ async fn endpoints_on_one_host_share_what_the_host_may_have_open() {
         assert_eq!(seen.iter().filter(|seen| seen.path == path).count(), 60, "both have their turns");
     }
     assert_eq!(elsewhere.most_open(""), 3, "another port is another host");
-    elsewhere.go_on();
+    elsewhere.release();
     elsewhere.wait_for(60).await;
 }
 
@@ -161,7 +161,7 @@ async fn after_a_delete_nothing_more_is_asked_of_the_receiver() {
     delete("/v1/tenants/acme").await;
     // The open ones end, and what waited has room and would be tried again.
     receiver.answer_with(|_| Reply::Status(200));
-    receiver.go_on();
+    receiver.release();
     for n in 0..20 {
         let id = format!("later-{n}");
         gateway.send(json!({"id": id, "type": "later", "data": n})).await;

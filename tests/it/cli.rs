@@ -11,7 +11,7 @@ use crate::support::{Gateway, Options, Receiver, Reply, eager_retry};
 /// A command that knows no gateway yet.
 pub fn posthaste(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
-    for name in ["SERVER", "TOKEN", "TOKEN_FILE", "TENANT"] {
+    for name in ["SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "CA"] {
         command.env_remove(format!("POSTHASTE_{name}"));
     }
     // Contexts of whoever runs the tests are not for them.
@@ -377,7 +377,7 @@ async fn errors_speak_of_what_was_typed() {
         (&["dead-letters", "list", "--since", "1h", "--until", "2h"], 2, "is after --until ("),
         (&["events", "list", "--since", "1h", "--until", "2h"], 2, "--since ("),
         (&["config", "--of-gateway", "--retention", "3d"], 2, "--retention is a setting to start with"),
-        (&["listen", "--secret", "foo"], 2, "secret 1 of 1 is neither"),
+        (&["listen", "--secret", "foo"], 2, "secret 1 is neither"),
         (&["migrate-store", "--from", "/nonexistent"], 2, "name a PostgreSQL with --to"),
         (&["endpoints", "create", "http://0.0.0.0:5/"], 4, "which is never called; use another url"),
         (
@@ -625,9 +625,10 @@ fn every_setting(folder: &std::path::Path) -> Vec<String> {
     };
     let (ca, key) = (file("ca.pem", certificate.pem()), file("client.key", key.serialize_pem()));
     let breaker = json!({"enabled": false, "consecutive_failures": 5, "failure_ratio": 0.5, "min_requests": 7,
-        "window": "30s", "cooldown": "30s", "cooldown_max": "1h"});
+        "window": "30s", "cooldown": "30s", "cooldown_max": "1h", "pauses_age": true});
     let flags = [
         ("--event-type", "a.*".to_owned()),
+        ("--listens-to", "operations".into()),
         ("--description", "everything".into()),
         ("--ordering", "endpoint".into()),
         ("--on-dead", "skip".into()),
@@ -686,9 +687,12 @@ async fn every_setting_of_an_endpoint_can_be_given_by_a_flag() {
     let updated = asked(&gateway, &[&change[..], &given[..]].concat()).await;
     for endpoint in [created, updated] {
         let mut left = Vec::new();
-        for setting in known.keys() {
+        // What is inherited has no value of its own, so it cannot be given with the rest.
+        for setting in known.keys().filter(|setting| *setting != "inherits") {
             in_common(&plain[setting], &endpoint[setting], setting, &mut left);
         }
         assert!(left.is_empty(), "no flag of `posthaste endpoints` sets {left:?}");
     }
+    let inheriting = ["endpoints", "create", "http://127.0.0.1:1/inheriting", "--inherits", "retry,timeout"];
+    assert_eq!(asked(&gateway, &inheriting).await["inherits"], json!(["retry", "timeout"]));
 }

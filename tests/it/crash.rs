@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use crate::support::{Client, Gateway, Receiver, Reply, Seen, eager_retry, eventually, is_on_postgres, unlimited};
+use crate::support::{
+    Client, Gateway, ReceivedRequest, Receiver, Reply, eager_retry, eventually, is_on_postgres, unlimited,
+};
 
 for_every_store! {
     kill_nine_in_a_loop_loses_nothing_and_keeps_order,
@@ -49,7 +51,7 @@ async fn drained(gateway: &Gateway) {
     .await;
 }
 
-fn check_order(seen: &[Seen]) {
+fn check_order(seen: &[ReceivedRequest]) {
     let mut highest: HashMap<&str, u64> = HashMap::new();
     for seen in seen {
         let seq: u64 = seen.header("x-seq").parse().unwrap();

@@ -363,9 +363,10 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
         let types: Vec<Value> = ear.seen().iter().map(|seen| seen.json()["type"].clone()).collect();
         let has = |kind: &str| types.iter().any(|found| found == kind);
         let mails = mails.mails();
-        match has("delivery.dead") && !mails.is_empty() {
-            true => Ok(mails.iter().map(|mail| mail.message.clone()).collect::<String>()),
-            false => Err(format!("{types:?} and {} mails", mails.len())),
+        if has("delivery.dead") && !mails.is_empty() {
+            Ok(mails.iter().map(|mail| mail.message.clone()).collect::<String>())
+        } else {
+            Err(format!("{types:?} and {} mails", mails.len()))
         }
     })
     .await;

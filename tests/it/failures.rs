@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, PATIENCE, RawReceiver, RawStep, eventually};
 
-/// What an odd answer comes to.
-enum Comes {
+/// What an odd answer expected to.
+enum ExpectedOutcome {
     /// A failure of this kind, retried, with these words in its message.
-    To(&'static str, &'static [&'static str]),
+    Failed(&'static str, &'static [&'static str]),
     /// An answer with this status, judged by this row of the table.
-    As(u16, &'static str, &'static str),
+    Answered(u16, &'static str, &'static str),
 }
 
-use Comes::{As, To};
+use ExpectedOutcome::{Answered, Failed};
 
 /// Makes one attempt at this URL; its record.
 async fn attempt(gateway: &Gateway, id: &str, url: &str, timeout: Value) -> Value {
@@ -37,17 +37,17 @@ async fn attempt(gateway: &Gateway, id: &str, url: &str, timeout: Value) -> Valu
 }
 
 /// What is wrong about an attempt, if it is not what was to come.
-fn mismatch(attempt: &Value, comes: &Comes) -> Option<String> {
+fn mismatch(attempt: &Value, expected: &ExpectedOutcome) -> Option<String> {
     let decision = (attempt["decision"]["verdict"].as_str()?, attempt["decision"]["rule"].as_str()?);
-    let is_right = match comes {
-        To(kind, words) => {
+    let is_right = match expected {
+        Failed(kind, words) => {
             let message = attempt["error"]["message"].as_str().unwrap_or_default();
             decision == ("retry", *kind)
                 && attempt["error"]["kind"] == *kind
                 && attempt["status"].is_null()
                 && words.iter().all(|word| message.contains(word))
         }
-        As(status, verdict, rule) => {
+        Answered(status, verdict, rule) => {
             decision == (*verdict, *rule) && attempt["status"] == *status && attempt["error"].is_null()
         }
     };
@@ -55,12 +55,12 @@ fn mismatch(attempt: &Value, comes: &Comes) -> Option<String> {
 }
 
 /// Makes one attempt at each receiver and compares, all of them before it fails.
-async fn expect(gateway: &Gateway, scheme: &str, timeout: Value, cases: Vec<(&str, RawReceiver, Comes)>) {
+async fn expect(gateway: &Gateway, scheme: &str, timeout: Value, cases: Vec<(&str, RawReceiver, ExpectedOutcome)>) {
     let mut wrong = Vec::new();
-    for (n, (name, receiver, comes)) in cases.iter().enumerate() {
+    for (n, (name, receiver, expected)) in cases.iter().enumerate() {
         let began = Instant::now();
         let attempt = attempt(gateway, &format!("{scheme}-{n}"), &receiver.url(scheme), timeout.clone()).await;
-        if let Some(what) = mismatch(&attempt, comes) {
+        if let Some(what) = mismatch(&attempt, expected) {
             wrong.push(format!("{name}: {what}"));
         }
         assert!(began.elapsed() < PATIENCE, "{name} hangs");
@@ -72,7 +72,7 @@ fn patient() -> Value {
     json!({"connect": "5s", "total": "10s"})
 }
 
-fn hasty() -> Value {
+fn short_timeouts() -> Value {
     json!({"connect": "200ms", "total": "300ms"})
 }
 
@@ -97,59 +97,59 @@ async fn an_answer_that_is_not_http_is_shown_and_tried_again() {
         (
             "two digits",
             saying(b"HTTP/1.1 99 X\r\n\r\n").await,
-            To(MALFORMED, &["the status line", "\"HTTP/1.1 99 X\"", "100 to 999"]),
+            Failed(MALFORMED, &["the status line", "\"HTTP/1.1 99 X\"", "100 to 999"]),
         ),
-        ("four digits", saying(b"HTTP/1.1 1000 X\r\n\r\n").await, To(MALFORMED, no_status)),
-        ("letters", saying(b"HTTP/1.1 abc\r\n\r\n").await, To(MALFORMED, no_status)),
-        ("zeros", saying(b"HTTP/1.1 000 X\r\n\r\n").await, To(MALFORMED, no_status)),
-        ("no status", saying(b"HTTP/1.1\r\n\r\n").await, To(MALFORMED, no_status)),
-        ("nothing after the version", saying(b"HTTP/1.1").await, To(RESET, &["closed", "\"HTTP/1.1\""])),
+        ("four digits", saying(b"HTTP/1.1 1000 X\r\n\r\n").await, Failed(MALFORMED, no_status)),
+        ("letters", saying(b"HTTP/1.1 abc\r\n\r\n").await, Failed(MALFORMED, no_status)),
+        ("zeros", saying(b"HTTP/1.1 000 X\r\n\r\n").await, Failed(MALFORMED, no_status)),
+        ("no status", saying(b"HTTP/1.1\r\n\r\n").await, Failed(MALFORMED, no_status)),
+        ("nothing after the version", saying(b"HTTP/1.1").await, Failed(RESET, &["closed", "\"HTTP/1.1\""])),
         (
             "a bare body",
             saying(b"<html>fine</html>").await,
-            To(MALFORMED, &["does not speak HTTP", "\"<html>fine</html>\""]),
+            Failed(MALFORMED, &["does not speak HTTP", "\"<html>fine</html>\""]),
         ),
         (
             "http 2",
             saying(b"HTTP/2.0 200 OK\r\n\r\n").await,
-            To(MALFORMED, &["not in HTTP/1.1", "\"HTTP/2.0 200 OK\""]),
+            Failed(MALFORMED, &["not in HTTP/1.1", "\"HTTP/2.0 200 OK\""]),
         ),
         (
             "http 1.2",
             saying(b"HTTP/1.2 200 OK\r\n\r\n").await,
-            To(MALFORMED, &["not in HTTP/1.1", "\"HTTP/1.2 200 OK\""]),
+            Failed(MALFORMED, &["not in HTTP/1.1", "\"HTTP/1.2 200 OK\""]),
         ),
-        ("icecast", saying(b"ICY 200 OK\r\n\r\n").await, To(MALFORMED, &["does not speak HTTP", "\"ICY 200 OK\""])),
-        ("garbage", saying(b"\xde\xad\xbe\xef\xde\xad\xbe\xef\xde\xad").await, To(MALFORMED, &[r"\xde\xad"])),
-        ("nul bytes", saying(&[0; 32]).await, To(MALFORMED, &[r"\x00"])),
+        ("icecast", saying(b"ICY 200 OK\r\n\r\n").await, Failed(MALFORMED, &["does not speak HTTP", "\"ICY 200 OK\""])),
+        ("garbage", saying(b"\xde\xad\xbe\xef\xde\xad\xbe\xef\xde\xad").await, Failed(MALFORMED, &[r"\xde\xad"])),
+        ("nul bytes", saying(&[0; 32]).await, Failed(MALFORMED, &[r"\x00"])),
         (
             "nul in the reason",
             saying(b"HTTP/1.1 200 O\0K\r\n\r\n").await,
-            To(MALFORMED, &["the status line", "malformed", r"O\x00K"]),
+            Failed(MALFORMED, &["the status line", "malformed", r"O\x00K"]),
         ),
-        ("lower case", saying(b"http/1.1 200 OK\r\n\r\n").await, To(MALFORMED, &["\"http/1.1 200 OK\""])),
-        ("tls", saying(&[0x15, 3, 1, 0, 2, 2, 0x28, 0, 0]).await, To(MALFORMED, &["speaks TLS", "https"])),
+        ("lower case", saying(b"http/1.1 200 OK\r\n\r\n").await, Failed(MALFORMED, &["\"http/1.1 200 OK\""])),
+        ("tls", saying(&[0x15, 3, 1, 0, 2, 2, 0x28, 0, 0]).await, Failed(MALFORMED, &["speaks TLS", "https"])),
         (
             "a header without a colon",
             saying(b"HTTP/1.1 200 OK\r\nbroken line\r\n\r\n").await,
-            To(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "header"]),
+            Failed(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "header"]),
         ),
         (
             "a header with a nul",
             saying(b"HTTP/1.1 200 OK\r\na: b\0c\r\n\r\n").await,
-            To(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "header"]),
+            Failed(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "header"]),
         ),
         (
             "conflicting lengths",
             saying(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab").await,
-            To(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "content-length"]),
+            Failed(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "content-length"]),
         ),
         (
             "a length that is no number",
             saying(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\nab").await,
-            To(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "content-length"]),
+            Failed(MALFORMED, &["malformed after \"HTTP/1.1 200 OK\"", "content-length"]),
         ),
-        ("a huge status line", saying(&huge).await, To("oversized_headers", &["32 KiB", "64 headers"])),
+        ("a huge status line", saying(&huge).await, Failed("oversized_headers", &["32 KiB", "64 headers"])),
     ];
     expect(&gateway, "http", patient(), cases).await;
 }
@@ -158,33 +158,33 @@ async fn an_answer_that_is_not_http_is_shown_and_tried_again() {
 async fn an_odd_answer_that_is_http_is_judged_by_its_status() {
     let gateway = Gateway::start().await;
     let cases = vec![
-        ("no reason", saying(b"HTTP/1.1 200\r\n\r\n").await, As(200, "delivered", "2xx")),
-        ("no reason", saying(b"HTTP/1.1 503\r\n\r\n").await, As(503, "retry", "5xx")),
-        ("http 1.0", saying(b"HTTP/1.0 204 OK\n\n").await, As(204, "delivered", "2xx")),
-        ("empty lines first", saying(b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\n").await, As(200, "delivered", "2xx")),
-        ("101", saying(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").await, As(101, "retry", "1xx")),
-        ("600", saying(b"HTTP/1.1 600 X\r\n\r\n").await, As(600, "retry", "600 and above")),
-        ("999", saying(b"HTTP/1.1 999 Blocked\r\n\r\n").await, As(999, "retry", "600 and above")),
+        ("no reason", saying(b"HTTP/1.1 200\r\n\r\n").await, Answered(200, "delivered", "2xx")),
+        ("no reason", saying(b"HTTP/1.1 503\r\n\r\n").await, Answered(503, "retry", "5xx")),
+        ("http 1.0", saying(b"HTTP/1.0 204 OK\n\n").await, Answered(204, "delivered", "2xx")),
+        ("empty lines first", saying(b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\n").await, Answered(200, "delivered", "2xx")),
+        ("101", saying(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").await, Answered(101, "retry", "1xx")),
+        ("600", saying(b"HTTP/1.1 600 X\r\n\r\n").await, Answered(600, "retry", "600 and above")),
+        ("999", saying(b"HTTP/1.1 999 Blocked\r\n\r\n").await, Answered(999, "retry", "600 and above")),
         (
             "two interim answers",
             saying(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 400 No\r\n\r\n")
                 .await,
-            As(400, "refused", "4xx"),
+            Answered(400, "refused", "4xx"),
         ),
         (
             "a body that breaks off",
             resetting("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nbegin").await,
-            As(200, "delivered", "2xx"),
+            Answered(200, "delivered", "2xx"),
         ),
         (
             "a failure whose body breaks off",
             resetting("HTTP/1.1 500 Sorry\r\ncontent-length: 1000\r\n\r\nbegin").await,
-            As(500, "retry", "5xx"),
+            Answered(500, "retry", "5xx"),
         ),
         (
             "chunks that make no sense",
             saying(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnot a chunk").await,
-            As(200, "delivered", "2xx"),
+            Answered(200, "delivered", "2xx"),
         ),
     ];
     expect(&gateway, "http", patient(), cases).await;
@@ -198,7 +198,10 @@ async fn interim_answers_without_end_are_cut_off_long_before_the_deadline() {
     let cases = vec![(
         "a flood of 102s, and then silence",
         RawReceiver::running(acts).await,
-        To("malformed_answer", &["interim answers came without end (\"HTTP/1.1 102 Processing\"), and no final one"]),
+        Failed(
+            "malformed_answer",
+            &["interim answers came without end (\"HTTP/1.1 102 Processing\"), and no final one"],
+        ),
     )];
     expect(&gateway, "http", patient(), cases).await;
 }
@@ -207,28 +210,28 @@ async fn interim_answers_without_end_are_cut_off_long_before_the_deadline() {
 async fn a_connection_that_breaks_says_how_far_the_answer_was() {
     let gateway = Gateway::start().await;
     let cases = vec![
-        ("closed at once", RawReceiver::running(vec![]).await, To(RESET, &["the connection was"])),
-        ("closed unanswered", saying(b"").await, To(RESET, &["the connection was closed before an answer came"])),
-        ("reset unanswered", resetting("").await, To(RESET, &["the connection was reset before an answer came"])),
+        ("closed at once", RawReceiver::running(vec![]).await, Failed(RESET, &["the connection was"])),
+        ("closed unanswered", saying(b"").await, Failed(RESET, &["the connection was closed before an answer came"])),
+        ("reset unanswered", resetting("").await, Failed(RESET, &["the connection was reset before an answer came"])),
         (
             "closed after an interim answer",
             saying(b"HTTP/1.1 100 Continue\r\n\r\n").await,
-            To(RESET, &["closed after an interim answer (\"HTTP/1.1 100 Continue\"), before a final one came"]),
+            Failed(RESET, &["closed after an interim answer (\"HTTP/1.1 100 Continue\"), before a final one came"]),
         ),
         (
             "closed in the head",
             saying(b"HTTP/1.1 200 OK\r\nserver: x\r\nx-ha").await,
-            To(RESET, &["closed before the head of the answer was complete", "\"HTTP/1.1 200 OK\""]),
+            Failed(RESET, &["closed before the head of the answer was complete", "\"HTTP/1.1 200 OK\""]),
         ),
         (
             "reset in the head",
             resetting("HTTP/1.1 200 OK\r\nserver: x\r\nx-ha").await,
-            To(RESET, &["reset before the head of the answer was complete", "\"HTTP/1.1 200 OK\""]),
+            Failed(RESET, &["reset before the head of the answer was complete", "\"HTTP/1.1 200 OK\""]),
         ),
         (
             "a greeting",
             RawReceiver::running(vec![RawStep::Write("220 mail.example ESMTP\r\n".into()), RawStep::Hold]).await,
-            To(MALFORMED, &["does not speak HTTP"]),
+            Failed(MALFORMED, &["does not speak HTTP"]),
         ),
     ];
     expect(&gateway, "http", patient(), cases).await;
@@ -236,7 +239,7 @@ async fn a_connection_that_breaks_says_how_far_the_answer_was() {
     let closed = { RawReceiver::running(vec![]).await.address };
     let closed = attempt(&gateway, "closed", &format!("http://{closed}/"), patient()).await;
     let port_refuses: &[&str] = &["nothing listens on port", "of 127.0.0.1", "refused"];
-    assert_eq!(mismatch(&closed, &To("connection_refused", port_refuses)), None);
+    assert_eq!(mismatch(&closed, &Failed("connection_refused", port_refuses)), None);
 }
 
 #[tokio::test]
@@ -250,11 +253,11 @@ async fn a_head_that_is_too_large_is_told_from_one_that_is_not_http() {
     // were read, so these are far above it.
     let large: &[&str] = &["the head of the answer is too large", "32 KiB", "64 headers"];
     let cases = vec![
-        ("as many as are read", saying(&head(64, 8)).await, As(200, "delivered", "2xx")),
-        ("one too many", saying(&head(65, 8)).await, To("oversized_headers", large)),
-        ("nearly as large as is read", saying(&head(30, 1_000)).await, As(200, "delivered", "2xx")),
-        ("too large", saying(&head(60, 2_000)).await, To("oversized_headers", large)),
-        ("one that is too large", saying(&head(1, 100_000)).await, To("oversized_headers", large)),
+        ("as many as are read", saying(&head(64, 8)).await, Answered(200, "delivered", "2xx")),
+        ("one too many", saying(&head(65, 8)).await, Failed("oversized_headers", large)),
+        ("nearly as large as is read", saying(&head(30, 1_000)).await, Answered(200, "delivered", "2xx")),
+        ("too large", saying(&head(60, 2_000)).await, Failed("oversized_headers", large)),
+        ("one that is too large", saying(&head(1, 100_000)).await, Failed("oversized_headers", large)),
     ];
     expect(&gateway, "http", patient(), cases).await;
 }
@@ -272,17 +275,21 @@ async fn a_deadline_that_passes_says_in_which_phase() {
     let opened: &[&str] = &["the connection was opened, but no answer came within 300ms"];
     let begun: &[&str] = &["an answer began with \"HTTP/1.1 200 OK\"", "its head was not complete within 300ms"];
     let cases = vec![
-        ("silent", silent().await, To("timeout", opened)),
-        ("half a head", stalling("HTTP/1.1 200 OK\r\ncontent-le").await, To("timeout", begun)),
-        ("a head in drips", dripping("HTTP/1.1 200 OK\r\n", "x-y: z\r\n").await, To("timeout", begun)),
-        ("a drip of interim answers", dripping("", "HTTP/1.1 100 Continue\r\n\r\n").await, To("timeout", &["300ms"])),
+        ("silent", silent().await, Failed("timeout", opened)),
+        ("half a head", stalling("HTTP/1.1 200 OK\r\ncontent-le").await, Failed("timeout", begun)),
+        ("a head in drips", dripping("HTTP/1.1 200 OK\r\n", "x-y: z\r\n").await, Failed("timeout", begun)),
+        (
+            "a drip of interim answers",
+            dripping("", "HTTP/1.1 100 Continue\r\n\r\n").await,
+            Failed("timeout", &["300ms"]),
+        ),
     ];
     let began = Instant::now();
-    expect(&gateway, "http", hasty(), cases).await;
+    expect(&gateway, "http", short_timeouts(), cases).await;
     assert!(began.elapsed() < PATIENCE / 2, "four deadlines of 300ms took {:?}", began.elapsed());
 
     let handshake: &[&str] = &["no secure connection within 200ms", "did not finish the TLS handshake"];
-    expect(&gateway, "https", hasty(), vec![("silent", silent().await, To("timeout", handshake))]).await;
+    expect(&gateway, "https", short_timeouts(), vec![("silent", silent().await, Failed("timeout", handshake))]).await;
 }
 
 #[tokio::test]
@@ -297,21 +304,21 @@ async fn a_handshake_that_the_server_ends_says_what_it_lacks() {
     };
     let plain = || RawReceiver::running(vec![RawStep::Read, RawStep::Write("HTTP/1.1 400 Bad Request\r\n\r\n".into())]);
     let cases = vec![
-        ("handshake_failure", alert(0x28).await, To("tls", &["the server shares no cipher suite"])),
-        ("protocol_version", alert(0x46).await, To("tls", &["the server speaks neither TLS 1.2 nor TLS 1.3"])),
-        ("unrecognized_name", alert(0x70).await, To("tls", &["does not know the name it was called by"])),
-        ("internal_error", alert(0x50).await, To("tls", &["the server failed during the TLS handshake"])),
-        ("unknown_ca, unasked", alert(0x30).await, To("tls", &["broke off the TLS handshake", "UnknownCA"])),
-        ("plain http", plain().await, To("tls", &["what answered does not speak TLS; is it plain http?"])),
+        ("handshake_failure", alert(0x28).await, Failed("tls", &["the server shares no cipher suite"])),
+        ("protocol_version", alert(0x46).await, Failed("tls", &["the server speaks neither TLS 1.2 nor TLS 1.3"])),
+        ("unrecognized_name", alert(0x70).await, Failed("tls", &["does not know the name it was called by"])),
+        ("internal_error", alert(0x50).await, Failed("tls", &["the server failed during the TLS handshake"])),
+        ("unknown_ca, unasked", alert(0x30).await, Failed("tls", &["broke off the TLS handshake", "UnknownCA"])),
+        ("plain http", plain().await, Failed("tls", &["what answered does not speak TLS; is it plain http?"])),
         (
             "closed",
             RawReceiver::running(vec![RawStep::Read]).await,
-            To("tls", &["the server closed the connection during the TLS handshake"]),
+            Failed("tls", &["the server closed the connection during the TLS handshake"]),
         ),
         (
             "reset",
             RawReceiver::running(vec![RawStep::Read, RawStep::Reset]).await,
-            To("tls", &["the server reset the connection during the TLS handshake"]),
+            Failed("tls", &["the server reset the connection during the TLS handshake"]),
         ),
     ];
     expect(&gateway, "https", patient(), cases).await;

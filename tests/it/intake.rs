@@ -24,7 +24,7 @@ async fn tenant(gateway: &Gateway, id: &str, per_second: f64, burst: u32) {
     gateway.client.send("PUT", &format!("/v1/tenants/{id}"), &[], body).await.unwrap().expect(201);
 }
 
-async fn hand_in(gateway: &Gateway, tenant: &str, id: &str) -> Answer {
+async fn send_event(gateway: &Gateway, tenant: &str, id: &str) -> Answer {
     let event = json!({"id": id, "type": "a", "data": 1});
     gateway.client.post_json(&format!("/v1/tenants/{tenant}/events"), &event).await
 }
@@ -43,14 +43,14 @@ async fn a_tenant_over_its_rate_is_told_when_to_come_back_and_others_are_not_lim
     let gateway = Gateway::start().await;
     tenant(&gateway, "small", 0.001, 3).await;
     for (n, left) in [(1, 2), (2, 1)] {
-        let taken = hand_in(&gateway, "small", &format!("e{n}")).await;
+        let taken = send_event(&gateway, "small", &format!("e{n}")).await;
         taken.expect(202);
         assert_eq!(header(&taken, "ratelimit-policy"), r#""ingest";q=3;w=3000"#);
         assert!(header(&taken, "ratelimit").starts_with(&format!(r#""ingest";r={left};t="#)), "{:?}", taken.headers);
     }
     // A repeat is work as well.
-    assert_eq!(hand_in(&gateway, "small", "e1").await.expect(202)["duplicate"], true);
-    let limited = hand_in(&gateway, "small", "e3").await;
+    assert_eq!(send_event(&gateway, "small", "e1").await.expect(202)["duplicate"], true);
+    let limited = send_event(&gateway, "small", "e3").await;
     let problem = limited.problem(429, "rate_limited");
     let detail = problem["detail"].as_str().unwrap();
     assert!(detail.contains("tenant small") && detail.contains("0.001 events per second, 3 at once"), "{detail}");
@@ -59,7 +59,7 @@ async fn a_tenant_over_its_rate_is_told_when_to_come_back_and_others_are_not_lim
     assert_eq!(header(&limited, "ratelimit-policy"), r#""ingest";q=3;w=3000"#);
     assert!(header(&limited, "ratelimit").starts_with(r#""ingest";r=0;t="#), "{:?}", limited.headers);
 
-    let other = hand_in(&gateway, "default", "e3").await;
+    let other = send_event(&gateway, "default", "e3").await;
     other.expect(202);
     assert!(!other.headers.contains_key("ratelimit") && !other.headers.contains_key("ratelimit-policy"));
     assert_eq!(gateway.list("/v1/tenants/small/events").await.len(), 2, "nothing of what was limited is written");
@@ -69,7 +69,7 @@ async fn a_tenant_over_its_rate_is_told_when_to_come_back_and_others_are_not_lim
 async fn a_batch_counts_each_event_and_is_limited_as_a_whole() {
     let gateway = Gateway::start().await;
     tenant(&gateway, "small", 0.001, 3).await;
-    hand_in(&gateway, "small", "first").await.expect(202);
+    send_event(&gateway, "small", "first").await.expect(202);
     let (path, three) = batch("small", 0..3);
     for path in [path.clone(), format!("{path}?partial=true")] {
         let limited = gateway.client.post_json(&path, &three).await;
@@ -85,7 +85,7 @@ async fn a_batch_counts_each_event_and_is_limited_as_a_whole() {
     tenant(&gateway, "tiny", 0.001, 2).await;
     let (path, many) = batch("tiny", 0..50);
     gateway.client.post_json(&path, &many).await.expect(202);
-    let owing = hand_in(&gateway, "tiny", "next").await;
+    let owing = send_event(&gateway, "tiny", "next").await;
     owing.problem(429, "rate_limited");
     let seconds: u64 = header(&owing, "retry-after").parse().unwrap();
     assert!((48_000..=49_000).contains(&seconds), "what went over the burst is owed: {seconds}");
@@ -96,12 +96,12 @@ async fn a_limit_refills_with_time() {
     let gateway = Gateway::start().await;
     tenant(&gateway, "small", 0.5, 1).await;
     let began = Instant::now();
-    hand_in(&gateway, "small", "first").await.expect(202);
-    let limited = hand_in(&gateway, "small", "second").await;
+    send_event(&gateway, "small", "first").await.expect(202);
+    let limited = send_event(&gateway, "small", "second").await;
     limited.problem(429, "rate_limited");
     assert!(["1", "2"].contains(&header(&limited, "retry-after")), "{:?}", limited.headers);
     eventually("the bucket to refill", || async {
-        let answer = hand_in(&gateway, "small", "second").await;
+        let answer = send_event(&gateway, "small", "second").await;
         if answer.status == 202 { Ok(()) } else { Err(answer.json().to_string()) }
     })
     .await;
@@ -111,21 +111,21 @@ async fn a_limit_refills_with_time() {
 async fn a_changed_limit_counts_at_once() {
     let gateway = Gateway::start().await;
     tenant(&gateway, "small", 0.001, 1).await;
-    hand_in(&gateway, "small", "first").await.expect(202);
-    hand_in(&gateway, "small", "second").await.problem(429, "rate_limited");
+    send_event(&gateway, "small", "first").await.expect(202);
+    send_event(&gateway, "small", "second").await.problem(429, "rate_limited");
     let raised = json!({"ingest": {"per_second": 100_000, "burst": 1_000}});
     gateway.client.patch_json("/v1/tenants/small", &raised).await.expect(200);
     // Its bucket was empty, and fills within ticks of the clock.
     eventually("the raised limit to count", || async {
-        let answer = hand_in(&gateway, "small", "second").await;
+        let answer = send_event(&gateway, "small", "second").await;
         let left = header(&answer, "ratelimit").split(';').find_map(|part| part.strip_prefix("r=")?.parse().ok());
         if answer.status == 202 && left >= Some(500) { Ok(()) } else { Err(answer.json().to_string()) }
     })
     .await;
     let lowered = json!({"ingest": {"per_second": 0.001, "burst": 1}});
     gateway.client.patch_json("/v1/tenants/small", &lowered).await.expect(200);
-    hand_in(&gateway, "small", "third").await.expect(202);
-    hand_in(&gateway, "small", "fourth").await.problem(429, "rate_limited");
+    send_event(&gateway, "small", "third").await.expect(202);
+    send_event(&gateway, "small", "fourth").await.problem(429, "rate_limited");
 }
 
 /// An upload that has begun: the head, and this much of a body of that size.

@@ -9,6 +9,9 @@ for_every_store! {
     a_lost_night_is_grouped_previewed_and_replayed_with_one_command,
     a_job_goes_on_after_kill_nine_and_takes_each_delivery_once,
     a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_passed,
+    a_busy_key_keeps_no_other_lane_waiting,
+    a_job_over_all_tenants_takes_what_is_dead_in_each,
+    a_new_endpoint_gets_past_events_with_one_command,
     a_job_is_paused_resumed_cancelled_and_limited,
     what_is_asked_of_a_job_is_checked,
 }
@@ -111,6 +114,9 @@ async fn a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_p
     wait_for_dead(&gateway, 3).await;
     receiver.answer_with(|_| Reply::Status(200));
     let filter = json!({"endpoints": [blocking["id"]]});
+    let preview = json!({"kind": "replay", "filter": filter, "dry_run": true});
+    let preview = gateway.client.post_json(JOBS, &preview).await.expect(200);
+    assert_eq!((&preview["matches"], &preview["unblocks"]), (&json!(3), &json!({"waiting": 9, "lanes": 3})));
     let job = gateway.client.post_json(JOBS, &json!({"kind": "replay", "filter": filter})).await.expect(202);
     let job = wait_for_job(&gateway, &job, is_finished).await;
     assert_eq!(job["done"], 3, "the heads; the rest follows");
@@ -129,6 +135,99 @@ async fn a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_p
     assert_eq!(receiver.count(), 15);
 }
 
+async fn a_busy_key_keeps_no_other_lane_waiting() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(400)]).await;
+    let settings = json!({"url": receiver.url(), "rate": unlimited(), "on_dead": "skip", "max_in_flight": 4});
+    gateway.create_endpoint(settings).await;
+    // Ten of one key, and behind them ten of other keys.
+    gateway.send_many("n", "a.x", 20, |n| Some(if n < 10 { "busy".to_owned() } else { format!("key{n}") })).await;
+    wait_for_dead(&gateway, 20).await;
+    let busy = |one: &crate::support::ReceivedRequest| one.header("x-key") == "busy";
+    receiver.answer_with(|one| if one.header("x-key") == "busy" { Reply::Hold(200) } else { Reply::Status(200) });
+    let new = json!({"kind": "replay", "filter": {"all": true}, "even_overtaken": true});
+    let job = gateway.client.post_json(JOBS, &new).await.expect(202);
+    let job = wait_for_job(&gateway, &job, |job| job["outcome"]["delivered"] == 10).await;
+    assert_eq!((&job["done"], &job["outcome"]["waiting"], &job["state"]), (&json!(11), &json!(1), &json!("running")));
+    assert_eq!(receiver.seen().iter().filter(|one| busy(one)).count(), 11, "one of the busy key is under way");
+    receiver.answer_with(|_| Reply::Status(200));
+    receiver.release();
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["done"], &job["outcome"]["delivered"]), (&json!(20), &json!(20)));
+    let seqs: Vec<u32> = receiver
+        .seen()
+        .iter()
+        .filter(|one| busy(one))
+        .skip(10)
+        .map(|one| one.header("x-seq").parse().unwrap())
+        .collect();
+    assert!(seqs.is_sorted() && seqs.len() >= 10, "{seqs:?}");
+}
+
+async fn a_job_over_all_tenants_takes_what_is_dead_in_each() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    lost(&gateway, &receiver, 5).await;
+    gateway.client.send("PUT", "/v1/tenants/other", &[], "{}").await.unwrap().expect(201);
+    let settings = json!({"url": receiver.url(), "rate": unlimited()});
+    gateway.client.post_json("/v1/tenants/other/endpoints", &settings).await.expect(201);
+    gateway.client.post_json("/v1/tenants/other/events", &json!({"type": "a.x", "data": 1})).await.expect(202);
+    eventually("the other tenant's dead letter", || async {
+        let groups = gateway.client.get("/v1/dead-letters/groups").await.expect(200);
+        if groups["total"]["count"] == 6 { Ok(()) } else { Err(groups["total"].to_string()) }
+    })
+    .await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let replay = ["dead-letters", "replay", "--all", "--everything"];
+    let preview = asked(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert_eq!(
+        (&preview["matches"], &preview["is_exact"], &preview["looked_at"]),
+        (&json!(6), &json!(true), &Value::Null)
+    );
+    let job = asked(&gateway, &replay).await;
+    assert_eq!(job["tenant"], "_system");
+    let path = format!("/v1/tenants/_system/jobs/{}", job["id"].as_str().unwrap());
+    let job = eventually("the job to be finished", || async {
+        let job = gateway.client.get(&path).await.expect(200);
+        if is_finished(&job) { Ok(job) } else { Err(job.to_string()) }
+    })
+    .await;
+    assert_eq!((&job["done"], &job["outcome"]["delivered"]), (&json!(6), &json!(6)));
+}
+
+async fn a_new_endpoint_gets_past_events_with_one_command() {
+    let gateway = Gateway::start().await;
+    let (first, second) = (Receiver::start().await, Receiver::start().await);
+    let settings = |receiver: &Receiver| json!({"url": receiver.url(), "rate": unlimited(), "event_types": ["a.*"]});
+    let old = gateway.create_endpoint(settings(&first)).await;
+    gateway.send_many("past", "a.x", 30, |n| Some(format!("key{}", n % 3))).await;
+    gateway.send_many("other", "b.x", 3, |_| None).await;
+    gateway.drained(&old).await;
+    let new = gateway.create_endpoint(settings(&second)).await;
+    gateway.send_many("fresh", "a.x", 1, |_| Some("key0".into())).await;
+    second.wait_for(1).await;
+    let backfill = ["endpoints", "backfill", new["id"].as_str().unwrap(), "--since", "1h"];
+    let preview = asked(&gateway, &[&backfill[..], &["--dry-run"]].concat()).await;
+    let overtaken = json!([{"why": "overtaken", "count": 10}, {"why": "already_got", "count": 1}]);
+    assert_eq!((&preview["matches"], &preview["left_out"]), (&json!(20), &overtaken));
+    let job = asked(&gateway, &backfill).await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["done"], &job["outcome"]["delivered"], &job["left_out"]), (&json!(20), &json!(20), &overtaken));
+    let seen = second.seen();
+    assert_eq!((seen.len(), first.count()), (21, 31));
+    for key in ["key1", "key2"] {
+        let ids: Vec<String> =
+            seen.iter().filter(|one| one.header("x-key") == key).map(|one| one.id().to_owned()).collect();
+        let numbers: Vec<usize> = ids.iter().map(|id| id.rsplit(['-', '_']).next().unwrap().parse().unwrap()).collect();
+        assert!(numbers.is_sorted() && numbers.len() == 10, "{ids:?}");
+    }
+    let again = asked(&gateway, &backfill).await;
+    let again = wait_for_job(&gateway, &again, is_finished).await;
+    assert_eq!((&again["done"], second.count()), (&json!(0), 21), "each event once");
+    let wrong = json!({"kind": "backfill", "filter": {"endpoints": [new["id"]], "cause": "refused"}});
+    gateway.client.post_json(JOBS, &wrong).await.problem(422, "invalid_field");
+}
+
 async fn a_job_is_paused_resumed_cancelled_and_limited() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::start().await;
@@ -138,19 +237,26 @@ async fn a_job_is_paused_resumed_cancelled_and_limited() {
     let path = format!("{JOBS}/{}", first["id"].as_str().unwrap());
     assert_eq!(gateway.client.post(&format!("{path}/pause"), "").await.expect(200)["state"], "paused");
     let second = gateway.client.post_json(JOBS, &slow).await.expect(202);
-    let refused = gateway.client.post_json(JOBS, &slow).await.problem(422, "limit_exceeded");
-    assert_eq!(refused["limit"], "jobs_running");
+    assert!(second["eta_at"].as_str().is_some_and(|eta| eta > second["started_at"].as_str().unwrap()), "{second}");
     let resumed = asked(&gateway, &["jobs", "resume", first["id"].as_str().unwrap()]).await;
     assert_eq!(resumed["state"], "running");
+    let third = gateway.client.post_json(JOBS, &slow).await.expect(202);
+    assert_eq!(third["state"], "queued", "a tenant has two that run");
+    assert_eq!(gateway.client.get("/v1/tenants/default").await.expect(200)["usage"]["jobs_running"], 2);
+    let found = asked(&gateway, &["find", third["id"].as_str().unwrap()]).await;
+    assert_eq!(found["data"][0]["kind"], "job");
     assert_eq!(gateway.client.post(&format!("{path}/cancel"), "").await.expect(200)["state"], "cancelled");
     gateway.client.post(&format!("{path}/resume"), "").await.problem(409, "wrong_state");
-    asked(&gateway, &["jobs", "cancel", second["id"].as_str().unwrap()]).await;
+    wait_for_job(&gateway, &third, |job| job["state"] == "running").await;
+    for job in [&second, &third] {
+        asked(&gateway, &["jobs", "cancel", job["id"].as_str().unwrap()]).await;
+    }
     let discard = json!({"kind": "discard", "filter": {"event_types": ["a.*"], "answers": ["400"]}});
     let job = gateway.client.post_json(JOBS, &discard).await.expect(202);
     wait_for_job(&gateway, &job, is_finished).await;
     wait_for_dead(&gateway, 0).await;
     let listed = asked(&gateway, &["jobs", "list", "--all"]).await;
-    assert_eq!(listed["data"].as_array().unwrap().len(), 3);
+    assert_eq!(listed["data"].as_array().unwrap().len(), 4);
     assert_eq!(listed["data"][0]["id"], job["id"]);
 }
 

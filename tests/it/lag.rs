@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually, unlimited};
+use crate::support::{CapturedOutput, Client, Gateway, Options, Receiver, Reply, eager_retry, eventually, unlimited};
 
 for_every_store! {
     what_an_open_breaker_holds_is_not_our_lag,
@@ -76,7 +76,7 @@ async fn a_backlog_is_as_old_as_it_is_wherever_it_lies() {
         assert!(behind < Duration::from_secs(120), "{} arrived", receiver.count());
         if is_held && behind > Duration::from_secs(2) {
             is_held = false;
-            receiver.go_on();
+            receiver.release();
         }
     }
     println!("{} samples, the last {:?}", samples.len(), samples.last());
@@ -86,7 +86,7 @@ async fn a_backlog_is_as_old_as_it_is_wherever_it_lies() {
 
 #[tokio::test]
 async fn a_disk_at_its_reserve_is_told_once_shown_and_not_ready() {
-    let output = Printed::default();
+    let output = CapturedOutput::default();
     let options = Options { output: Some(output.clone()), ..Options::flags(&["--disk-reserve", "1000000GiB"]) };
     let gateway = Gateway::start_with(options).await;
     for _ in 0..3 {

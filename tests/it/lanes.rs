@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, eventually};
+use crate::support::{Gateway, ReceivedRequest, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op,
@@ -24,9 +24,8 @@ async fn a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op() 
     let gateway = Gateway::start().await;
     // The receiver applies A:1 and then hangs, so its answer never comes.
     let mut first = true;
-    let receiver = Receiver::answering(move |seen| match seen.id() == "A-1" && std::mem::take(&mut first) {
-        true => Reply::Hold(200),
-        false => Reply::Status(200),
+    let receiver = Receiver::answering(move |seen| {
+        if seen.id() == "A-1" && std::mem::take(&mut first) { Reply::Hold(200) } else { Reply::Status(200) }
     })
     .await;
     let settings = json!({"url": receiver.url(), "retry": {"schedule": ["300ms"], "jitter": "none"}, "timeout": {"connect": "200ms", "total": "400ms"}});
@@ -81,7 +80,7 @@ async fn keys_never_overtake_or_overlap_under_random_failures() {
     assert!(last.len() == keys && last.values().all(|seq| *seq == per_key));
 }
 
-fn fail_once_per_boot(bad: &'static str) -> impl FnMut(&Seen) -> Reply + Send {
+fn fail_once_per_boot(bad: &'static str) -> impl FnMut(&ReceivedRequest) -> Reply + Send {
     move |seen| Reply::Status(if seen.id() == bad { 400 } else { 200 })
 }
 
@@ -163,7 +162,7 @@ async fn an_endpoint_can_be_one_lane_or_ignore_keys() {
     }
     held.wait_for(1).await;
     assert_eq!(waiting_for(&gateway, "o-2").await, "key");
-    held.go_on();
+    held.release();
     let seen = held.wait_for(3).await;
     let places: Vec<_> = seen.iter().map(|seen| (seen.id(), seen.header("x-seq"), seen.header("x-key"))).collect();
     assert_eq!(places, [("o-1", "1", ""), ("o-2", "2", ""), ("o-3", "3", "")]);
@@ -177,7 +176,7 @@ async fn an_endpoint_can_be_one_lane_or_ignore_keys() {
     }
     let seen = free.wait_for(3).await;
     assert!(seen.iter().all(|seen| seen.header("x-seq").is_empty()), "all three are open at once, without a place");
-    free.go_on();
+    free.release();
 }
 
 async fn cancelling_a_lane_member_in_flight_does_not_let_the_next_overlap() {
@@ -192,7 +191,7 @@ async fn cancelling_a_lane_member_in_flight_does_not_let_the_next_overlap() {
     gateway.post_to_delivery(&head, "cancel").await.expect(202);
     assert_eq!(waiting_for(&gateway, "c-2").await, "key", "the cancelled one is still on the wire");
     receiver.answer_with(|_| Reply::Status(200));
-    receiver.go_on();
+    receiver.release();
     gateway.wait_for_state("c-2", "delivered").await;
     assert_eq!(receiver.most_open("k"), 1);
     assert_eq!(gateway.delivery_of("c-1").await["state"], "cancelled");

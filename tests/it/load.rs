@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::json;
 
-use crate::support::{Gateway, Receiver, Reply, Seen, eventually, unlimited};
+use crate::support::{Gateway, ReceivedRequest, Receiver, Reply, eventually, unlimited};
 
 for_every_store! {
     a_fault_free_run_has_no_duplicates_and_no_losses,
@@ -48,7 +48,7 @@ async fn drained(gateway: &Gateway) {
     .await;
 }
 
-fn check_lanes(seen: &[Seen]) {
+fn check_lanes(seen: &[ReceivedRequest]) {
     let mut last: HashMap<&str, u64> = HashMap::new();
     for seen in seen {
         let seq: u64 = seen.header("x-seq").parse().unwrap();
@@ -75,7 +75,7 @@ async fn a_receiver_that_fails_dies_and_returns_misses_nothing() {
     let gateway = Gateway::start().await;
     let fails_a_fifth = || {
         let mut n = 7u32;
-        move |_: &Seen| {
+        move |_: &ReceivedRequest| {
             n = n.wrapping_mul(1_103_515_245).wrapping_add(12_345);
             Reply::Status(if (n >> 16).is_multiple_of(5) { 503 } else { 200 })
         }

@@ -14,6 +14,9 @@ use tokio_postgres::NoTls;
 use crate::servers::postgres::{Database, Server};
 use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of, unlimited};
 
+/// Trace of one event that is moved.
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
 /// `posthaste migrate-store`, ready to run.
 fn migrate_store(folder: &Path, database: &str, flags: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
@@ -42,6 +45,7 @@ async fn told(gateway: &Gateway, endpoints: &[&Value]) -> Value {
         "tokens",
         "tenants/default/endpoints",
         "tenants/default/events",
+        "tenants/default/jobs",
         "tenants/acme/endpoints",
         "tenants/acme/audit",
     ] {
@@ -82,7 +86,7 @@ fn forget_ages(value: &mut Value) {
 }
 
 /// The endpoints of the story.
-struct Story {
+struct MovedEndpoints {
     receiver: Receiver,
     lanes: Value,
     slow: Value,
@@ -90,7 +94,7 @@ struct Story {
 }
 
 /// An installation with something of everything.
-async fn live(gateway: &Gateway) -> Story {
+async fn live(gateway: &Gateway) -> MovedEndpoints {
     let receiver = Receiver::answering(|seen| match seen.header("x-key") {
         "poison" => Reply::Status(400),
         _ if seen.path.contains("slow") => Reply::Status(503),
@@ -122,7 +126,13 @@ async fn live(gateway: &Gateway) -> Story {
     gateway.send_many("slow", "slow", 5, |_| None).await;
     gateway.send_many("paused", "paused", 40, |n| (n % 2 == 0).then(|| "p".into())).await;
     gateway.send_many("gone", "gone", 3, |_| None).await;
-    gateway.send(json!({"type": "slow", "data": {"minted": true}})).await;
+    let minted = json!({"type": "slow", "data": {"minted": true}}).to_string();
+    gateway
+        .client
+        .send("POST", "/v1/tenants/default/events", &[("traceparent", TRACE)], minted)
+        .await
+        .unwrap()
+        .expect(202);
     gateway.wait_for_state("poison-0", "dead").await;
     for event in ["lane-99", "lane-95", "gone-0", "gone-2"] {
         gateway.wait_for_state(event, "delivered").await;
@@ -137,6 +147,16 @@ async fn live(gateway: &Gateway) -> Story {
         })
         .await;
     }
+    gateway.send_many("tardy", "tardy", 3, |_| None).await;
+    let late = gateway.create_endpoint(json!({"url": url("late"), "event_types": ["tardy"]})).await;
+    let job = json!({"kind": "backfill", "filter": {"endpoints": [late["id"]]}, "note": "it came late"});
+    let job = gateway.client.post_json("/v1/tenants/default/jobs", &job).await.expect(202);
+    eventually("the backfill", || async {
+        let job =
+            gateway.client.get(&format!("/v1/tenants/default/jobs/{}", job["id"].as_str().unwrap())).await.expect(200);
+        if job["outcome"]["delivered"] == 3 && job["state"] == "finished" { Ok(()) } else { Err(job.to_string()) }
+    })
+    .await;
     // Replayed, cancelled, and deleted with what was delivered and what waited.
     gateway.post_to_delivery(&gateway.delivery_of("lane-7").await, "replay").await.expect(202);
     gateway.wait_for_state("lane-7", "delivered").await;
@@ -145,14 +165,14 @@ async fn live(gateway: &Gateway) -> Story {
     gateway.post_to_endpoint(&gone, "pause", "").await;
     gateway.send_many("late", "gone", 2, |_| None).await;
     gateway.client.send("DELETE", &path_of(&gone), &[], "").await.unwrap();
-    Story { receiver, lanes, slow, paused }
+    MovedEndpoints { receiver, lanes, slow, paused }
 }
 
 /// Kills a move in the middle: where it meets the dead letter, which comes
 /// after a hundred deliveries and before the rest.
 async fn kill_half_way(folder: &Path, database: &Database) {
     let mut moving = migrate_store(folder, database.url(), &["--batch", "1"]).spawn().unwrap();
-    let is_made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'calls'";
+    let is_made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'node_questions'";
     while database.number(is_made).await == 0 {
         assert!(moving.try_wait().unwrap().is_none(), "it ended before it began");
     }
@@ -195,7 +215,7 @@ async fn an_installation_moves_with_everything_and_goes_on() {
     let moved = migrate_store(folder.path(), database.url(), &["--batch", "7"]).output().await.unwrap();
     assert!(moved.status.success(), "{}", said(&moved));
     let words = said(&moved);
-    assert!(words.contains("3 tenants, 5 endpoints") && words.contains("1 dead letters"), "{words}");
+    assert!(words.contains("3 tenants, 6 endpoints") && words.contains("1 dead letters"), "{words}");
     assert!(words.contains("master-key") && !words.contains(database.role_and_password().1), "{words}");
     let again = migrate_store(folder.path(), database.url(), &[]).output().await.unwrap();
     assert!(again.status.success() && said(&again).contains("nothing was left to do"), "{}", said(&again));
@@ -217,7 +237,7 @@ async fn an_installation_moves_with_everything_and_goes_on() {
 }
 
 /// What waited is delivered, in order; ids are still known.
-async fn goes_on(gateway: &Gateway, story: &Story) {
+async fn goes_on(gateway: &Gateway, story: &MovedEndpoints) {
     let repeat = json!({"id": "lane-5", "type": "lane", "key": "k5", "data": 5});
     let again = gateway.client.post_json("/v1/tenants/default/events", &repeat).await.expect(202);
     assert_eq!(again["duplicate"], true, "{again}");
@@ -236,6 +256,11 @@ async fn goes_on(gateway: &Gateway, story: &Story) {
         gateway.post_to_delivery(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(202);
         gateway.wait_for_state(&format!("slow-{n}"), "delivered").await;
     }
+    let minted = minted["id"].as_str().unwrap();
+    gateway.post_to_delivery(&gateway.delivery_of(minted).await, "retry").await.expect(202);
+    gateway.wait_for_state(minted, "delivered").await;
+    let traced = story.receiver.seen().into_iter().rfind(|seen| seen.id() == minted).expect("it was sent again");
+    assert_eq!(traced.header("traceparent"), TRACE, "its trace was moved with it");
     gateway.post_to_delivery(&gateway.delivery_of("poison-0").await, "replay").await.expect(202);
     gateway.drained(&story.lanes).await;
     gateway.send(json!({"id": "new", "type": "lane", "key": "poison", "data": 1})).await;

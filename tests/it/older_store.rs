@@ -1,8 +1,8 @@
-//! A store that the version before has written opens with everything in it,
-//! and goes on.
+//! A store that an older version has written opens with everything in it, and
+//! goes on.
 //!
-//! The stores are kept in `tests/fixtures`, each with what the API of its
-//! version told of it; `tests/fixtures/make` writes them anew.
+//! The stores are kept in `tests/fixtures`, in a folder for each version, with
+//! what the API of that version told of it; `tests/fixtures/make` writes them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,12 +15,12 @@ use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
 use crate::servers::postgres::{Database, Server};
-use crate::support::{Client, Gateway, Options, Receiver, Seen, eventually, is_on_postgres};
+use crate::support::{Client, Gateway, Options, ReceivedRequest, Receiver, eventually, is_on_postgres};
 
 for_every_store! {
-    a_store_of_the_version_before_opens_with_everything_in_it,
-    what_waits_in_a_store_of_the_version_before_is_delivered_and_its_dead_letters_are_replayed,
-    who_could_use_a_store_of_the_version_before_still_can,
+    a_store_of_an_older_version_opens_with_everything_in_it,
+    what_waits_in_a_store_of_an_older_version_is_delivered_and_its_dead_letters_are_replayed,
+    who_could_use_a_store_of_an_older_version_still_can,
 }
 
 const TENANT: &str = "/v1/tenants/default";
@@ -46,17 +46,30 @@ const PATIENT: [&str; 12] = [
 /// never gets too old, that year begins when the test does.
 const BEGIN_THE_YEAR: &str = "SET replayed_at = $now WHERE age_from IS NULL";
 
-/// A gateway on a copy of a store that the version before has written.
-struct Older {
+/// A gateway on a copy of a store that an older version has written.
+struct OlderStore {
     gateway: Gateway,
-    /// What the version before told of it, and what only its maker knew.
-    told: Value,
+    /// What that version told of it, and what only its maker knew.
+    recorded: Value,
     // Dropped after the gateway.
     database: Option<Database>,
 }
 
-impl Older {
-    async fn open() -> Self {
+impl OlderStore {
+    /// Opens a store of each version, one after the other.
+    async fn for_each(check: impl AsyncFn(Self)) {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let entries = std::fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap());
+        let mut versions: Vec<_> = entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.path()).collect();
+        versions.sort();
+        assert!(!versions.is_empty(), "there are stores of older versions");
+        for version in versions {
+            println!("a store of {}", version.display());
+            check(Self::open(&version).await).await;
+        }
+    }
+
+    async fn open(version: &Path) -> Self {
         let private = std::fs::Permissions::from_mode(0o700);
         let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
         let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
@@ -64,29 +77,29 @@ impl Older {
         let begin_the_year = BEGIN_THE_YEAR.replace("$now", &now.to_string());
         let mut database = None;
         if is_on_postgres() {
-            unpack("postgres.tar.gz", folder.path());
+            unpack(&version.join("postgres.tar.gz"), folder.path());
             let restored = restore(&folder, &begin_the_year).await;
             flags.extend(["--database-url".to_owned(), restored.url().to_owned()]);
             database = Some(restored);
         } else {
-            unpack("embedded.tar.gz", folder.path());
+            unpack(&version.join("embedded.tar.gz"), folder.path());
             let store = rusqlite::Connection::open(folder.path().join("posthaste.db")).unwrap();
             let changed = store.execute(&format!("UPDATE deliveries {begin_the_year} AND state = 0"), []).unwrap();
             assert!(changed > 0, "something in it has had no attempt");
         }
-        let told = serde_json::from_slice(&std::fs::read(folder.path().join("told.json")).unwrap()).unwrap();
+        let recorded = serde_json::from_slice(&std::fs::read(folder.path().join("told.json")).unwrap()).unwrap();
         let gateway = Gateway::start_in(folder, Options { flags, ..Options::default() }).await;
-        Self { gateway, told, database }
+        Self { gateway, recorded, database }
     }
 
     /// An endpoint of the fixture, by the name it has there.
     fn endpoint(&self, name: &str) -> Value {
         let tenant = if name == "watcher" { "_system" } else { "default" };
-        json!({"tenant": tenant, "id": self.told["endpoints"][name]})
+        json!({"tenant": tenant, "id": self.recorded["endpoints"][name]})
     }
 
     /// Leads an endpoint to this receiver and lets go what waits for it.
-    async fn lead(&self, name: &str, receiver: &Receiver) {
+    async fn redirect(&self, name: &str, receiver: &Receiver) {
         let endpoint = self.endpoint(name);
         self.gateway.patch(&endpoint, json!({"url": format!("{}/{name}", receiver.url())})).await;
         self.gateway.post_to_endpoint(&endpoint, "resume", "").await;
@@ -94,9 +107,8 @@ impl Older {
 }
 
 /// Takes a fixture out of the file it is kept in.
-fn unpack(name: &str, folder: &Path) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-    let unpacked = Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(folder).status().expect("there is tar");
+fn unpack(file: &Path, folder: &Path) {
+    let unpacked = Command::new("tar").arg("-xzf").arg(file).arg("-C").arg(folder).status().expect("there is tar");
     assert!(unpacked.success(), "{} cannot be unpacked", file.display());
 }
 
@@ -136,7 +148,10 @@ fn differences(before: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
 }
 
 fn moves_with_time(name: &str, of: &serde_json::Map<String, Value>) -> bool {
-    name == "oldest_due_age" || (name == "give_up_at" && of.get("state") == Some(&json!("waiting")))
+    // Settings that an older version did not know take up space, too.
+    name == "settings_bytes"
+        || name == "oldest_due_age"
+        || (name == "give_up_at" && of.get("state") == Some(&json!("waiting")))
 }
 
 /// A secret that was replaced may have ended since.
@@ -147,9 +162,12 @@ fn without_replaced(path: &str, mut answer: Value) -> Value {
     answer
 }
 
-async fn a_store_of_the_version_before_opens_with_everything_in_it() {
-    let older = Older::open().await;
-    let answers = older.told["answers"].as_object().unwrap();
+async fn a_store_of_an_older_version_opens_with_everything_in_it() {
+    OlderStore::for_each(everything_is_told).await;
+}
+
+async fn everything_is_told(older: OlderStore) {
+    let answers = older.recorded["answers"].as_object().unwrap();
     for what in ["waiting", "delivered", "dead", "cancelled"] {
         let deliveries = &answers[&format!("{TENANT}/deliveries?limit=500")]["data"];
         assert!(deliveries.as_array().unwrap().iter().any(|one| one["state"] == what), "something in it is {what}");
@@ -167,6 +185,9 @@ async fn a_store_of_the_version_before_opens_with_everything_in_it() {
         })
         .await;
     }
+    let groups = older.gateway.client.get(&format!("{TENANT}/dead-letters/groups")).await.expect(200);
+    let dead = answers[&format!("{TENANT}/dead-letters?limit=500")]["data"].as_array().unwrap().len();
+    assert_eq!(groups["total"]["count"], dead, "the dead letters of older versions are counted: {groups}");
 }
 
 /// Such rows would be counted as new with every look, until the server gets
@@ -174,16 +195,21 @@ async fn a_store_of_the_version_before_opens_with_everything_in_it() {
 #[tokio::test]
 async fn a_restored_database_has_no_rows_of_transactions_that_are_yet_to_come() {
     crate::support::on_postgres(async {
-        let older = Older::open().await;
-        let to_come = "SELECT count(*) FROM posthaste.queue WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())";
-        assert_eq!(older.database.as_ref().unwrap().number(to_come).await, 0);
+        OlderStore::for_each(async |older| {
+            let to_come = "SELECT count(*) FROM posthaste.queue WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())";
+            assert_eq!(older.database.as_ref().unwrap().number(to_come).await, 0);
+        })
+        .await;
     })
     .await;
 }
 
-async fn who_could_use_a_store_of_the_version_before_still_can() {
-    let older = Older::open().await;
-    let user = |name: &str| Client::new(older.gateway.address, older.told["tokens"][name].as_str().unwrap());
+async fn who_could_use_a_store_of_an_older_version_still_can() {
+    OlderStore::for_each(tokens_still_open).await;
+}
+
+async fn tokens_still_open(older: OlderStore) {
+    let user = |name: &str| Client::new(older.gateway.address, older.recorded["tokens"][name].as_str().unwrap());
     user("reader").get("/v1/tenants").await.expect(200);
     user("reader")
         .post_json(&format!("{TENANT}/events"), &json!({"type": "a", "data": 1}))
@@ -195,11 +221,14 @@ async fn who_could_use_a_store_of_the_version_before_still_can() {
     user("revoked").get("/v1/tenants/acme/endpoints").await.problem(401, "unauthenticated");
 }
 
-async fn what_waits_in_a_store_of_the_version_before_is_delivered_and_its_dead_letters_are_replayed() {
-    let older = Older::open().await;
+async fn what_waits_in_a_store_of_an_older_version_is_delivered_and_its_dead_letters_are_replayed() {
+    OlderStore::for_each(everything_goes_on).await;
+}
+
+async fn everything_goes_on(older: OlderStore) {
     let receiver = Receiver::start().await;
     for name in ["rich", "retrying", "paused", "thin", "watcher"] {
-        older.lead(name, &receiver).await;
+        older.redirect(name, &receiver).await;
     }
     older.gateway.patch(&older.endpoint("lanes"), json!({"url": format!("{}/lanes", receiver.url())})).await;
     retried(&older, &receiver).await;
@@ -213,11 +242,11 @@ async fn what_waits_in_a_store_of_the_version_before_is_delivered_and_its_dead_l
 }
 
 /// What came to the receiver in the name of one endpoint.
-fn seen_at(receiver: &Receiver, name: &str) -> Vec<Seen> {
+fn seen_at(receiver: &Receiver, name: &str) -> Vec<ReceivedRequest> {
     receiver.seen().into_iter().filter(|seen| seen.path.ends_with(name)).collect()
 }
 
-fn verify(seen: &Seen, secret: &str) {
+fn verify(seen: &ReceivedRequest, secret: &str) {
     let verifier = standardwebhooks::Webhook::new(secret).unwrap();
     verifier.verify(&seen.body, &seen.headers).unwrap_or_else(|problem| panic!("{}: {problem}", seen.id()));
 }
@@ -230,7 +259,7 @@ async fn delivered_now(gateway: &Gateway, event: &str) -> Value {
 }
 
 /// What had failed once goes again as its second attempt, signed as before.
-async fn retried(older: &Older, receiver: &Receiver) {
+async fn retried(older: &OlderStore, receiver: &Receiver) {
     for n in 0..3 {
         let event = format!("slow-{n}");
         let delivery = delivered_now(&older.gateway, &event).await;
@@ -247,7 +276,7 @@ async fn retried(older: &Older, receiver: &Receiver) {
 }
 
 /// Lanes go on where they stood, and count on.
-async fn in_order(older: &Older, receiver: &Receiver) {
+async fn in_order(older: &OlderStore, receiver: &Receiver) {
     let gateway = &older.gateway;
     delivered_now(gateway, "rich-0").await;
     for event in ["rich-1", "paused-0", "paused-1", "paused-2", "expiring"] {
@@ -257,13 +286,13 @@ async fn in_order(older: &Older, receiver: &Receiver) {
     let new = gateway.wait_for_state("paused-new", "delivered").await;
     assert_eq!(new["seq"], 4, "{new}");
     let seen = seen_at(receiver, "paused");
-    let lane: Vec<&str> = seen.iter().filter(|seen| seen.header("x-key") == "p").map(Seen::id).collect();
+    let lane: Vec<&str> = seen.iter().filter(|seen| seen.header("x-key") == "p").map(ReceivedRequest::id).collect();
     assert_eq!(lane, ["paused-0", "paused-1", "paused-2", "paused-new"]);
 
-    let secrets = format!("{TENANT}/endpoints/{}/secrets", older.told["endpoints"]["rich"].as_str().unwrap());
-    let secret = older.told["answers"][&secrets]["data"][0]["secret"].as_str().expect("the maker was shown it");
+    let secrets = format!("{TENANT}/endpoints/{}/secrets", older.recorded["endpoints"]["rich"].as_str().unwrap());
+    let secret = older.recorded["answers"][&secrets]["data"][0]["secret"].as_str().expect("the maker was shown it");
     let rich = seen_at(receiver, "rich");
-    assert_eq!(rich.iter().map(Seen::id).collect::<Vec<_>>(), ["rich-0", "rich-1"]);
+    assert_eq!(rich.iter().map(ReceivedRequest::id).collect::<Vec<_>>(), ["rich-0", "rich-1"]);
     for seen in &rich {
         verify(seen, secret);
         assert!(seen.header("webhook-signature").contains("v1a,"), "{:?}", seen.headers);
@@ -272,20 +301,20 @@ async fn in_order(older: &Older, receiver: &Receiver) {
 }
 
 /// A dead letter that holds up its lane is replayed, and the lane drains.
-async fn dead_head_replayed(older: &Older, receiver: &Receiver) {
+async fn dead_head_replayed(older: &OlderStore, receiver: &Receiver) {
     let gateway = &older.gateway;
     let head = gateway.delivery_of("lane-0").await;
     let replay = format!("{TENANT}/dead-letters/{}/replay", head["id"].as_str().unwrap());
     gateway.client.post(&replay, "").await.expect(202);
     gateway.wait_for_state("lane-3", "delivered").await;
     let seen = seen_at(receiver, "lanes");
-    assert_eq!(seen.iter().map(Seen::id).collect::<Vec<_>>(), ["lane-0", "lane-1", "lane-2", "lane-3"]);
+    assert_eq!(seen.iter().map(ReceivedRequest::id).collect::<Vec<_>>(), ["lane-0", "lane-1", "lane-2", "lane-3"]);
     assert_eq!(seen[0].header("webhook-attempt"), "2");
     assert_eq!(seen[3].json()["seq"], 4);
 }
 
 /// A link that is made now finds what was accepted then.
-async fn thin_data_fetched(older: &Older, receiver: &Receiver) {
+async fn thin_data_fetched(older: &OlderStore, receiver: &Receiver) {
     older.gateway.wait_for_state("thin-0", "delivered").await;
     let link = seen_at(receiver, "thin")[0].json()["data_url"].as_str().unwrap().to_owned();
     let path = link.strip_prefix("http://127.0.0.1:1").expect("it begins with --public-url").to_owned();

@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use crate::servers::guard::free_port;
 use crate::servers::postgres::{Database, Server};
-use crate::support::{Client, Gateway, Options, Printed, eventually};
+use crate::support::{CapturedOutput, Client, Gateway, Options, eventually};
 
 fn folder() -> Arc<TempDir> {
     Arc::new(tempfile::tempdir().unwrap())
@@ -235,14 +235,14 @@ async fn the_database_is_spoken_to_over_tls_as_sslmode_asks() {
 }
 
 /// A start on a database that is not there yet, in a process of its own.
-struct Start {
+struct PendingStart {
     client: Client,
     probes: Client,
-    printed: Printed,
+    printed: CapturedOutput,
     process: tokio::process::Child,
 }
 
-impl Start {
+impl PendingStart {
     fn new(folder: &Path, url: &str, wait: &str) -> Self {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
         let health = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
@@ -251,7 +251,7 @@ impl Start {
         command.args(["--health-listen", &health.to_string()]);
         command.arg("--data").arg(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().expect("it runs");
-        let printed = Printed::default();
+        let printed = CapturedOutput::default();
         printed.clone().listen(process.stderr.take().expect("piped"));
         printed.clone().listen(process.stdout.take().expect("piped"));
         Self { client: Client::new(address, "none"), probes: Client::new(health, "none"), printed, process }
@@ -280,7 +280,7 @@ async fn a_start_waits_for_a_database_that_is_away_and_says_so_once() {
     let server = Server::start(&[]).await;
     let (database, here) = (server.database().await, folder());
     server.stop().await;
-    let start = Start::new(here.path(), database.url(), "60s");
+    let start = PendingStart::new(here.path(), database.url(), "60s");
     start.answers().await;
     server.start_again().await;
     for client in [&start.client, &start.probes] {
@@ -300,7 +300,7 @@ async fn a_start_waits_for_a_database_that_is_away_and_says_so_once() {
 async fn a_start_waits_for_a_database_that_takes_no_writes_and_gives_up_with_the_reason() {
     let (database, here) = (database().await, folder());
     database.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database.name())).await;
-    let mut start = Start::new(here.path(), database.url(), "3s");
+    let mut start = PendingStart::new(here.path(), database.url(), "3s");
     start.answers().await;
     let ended =
         tokio::time::timeout(Duration::from_secs(30), start.process.wait()).await.expect("it gives up").unwrap();
@@ -317,7 +317,7 @@ async fn a_start_waits_for_a_database_that_takes_no_writes_and_gives_up_with_the
 async fn a_start_that_waits_can_be_stopped_and_one_that_cannot_succeed_does_not_wait() {
     let here = folder();
     let url = format!("postgres://ops@127.0.0.1:{}/app", free_port());
-    let mut start = Start::new(here.path(), &url, "60s");
+    let mut start = PendingStart::new(here.path(), &url, "60s");
     start.answers().await;
     let id = rustix::process::Pid::from_raw(start.process.id().expect("it runs") as i32).expect("a process id");
     rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it can be signalled");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use posthaste::clock::{Clock, SystemClock};
-use posthaste::lifecycle::deliver::sign::verify;
+use posthaste_receiver::{Profile, Verifier};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -18,6 +18,7 @@ for_every_store! {
     an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resumed,
     one_outage_is_one_mail_however_long_it_lasts,
     a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it,
+    a_tenant_reads_of_its_own_trouble_in_its_chat,
 }
 
 async fn listener(gateway: &Gateway, settings: Value) -> Value {
@@ -89,8 +90,12 @@ async fn whoever_subscribes_hears_of_everything_once_and_signed() {
     assert!(ear.times_by_id().values().all(|times| *times == 1));
     let secret = listener["secret"].as_str().unwrap();
     for seen in &seen {
-        verify(secret, &seen.headers, &seen.body, SystemClock.now()).expect("signed like any other");
-        assert!(verify(outage["secret"].as_str().unwrap(), &seen.headers, &seen.body, SystemClock.now()).is_err());
+        let is_signed_with = |secret: &str| {
+            let verifier = Verifier::new(Profile::Standard, [secret]).expect("a secret");
+            verifier.verify(&seen.headers, &seen.body, SystemClock.now().into()).is_ok()
+        };
+        assert!(is_signed_with(secret), "signed like any other");
+        assert!(!is_signed_with(outage["secret"].as_str().unwrap()));
     }
     let of = |kind: &str| {
         let found = seen.iter().map(|seen| seen.json()).find(|event| event["type"] == kind);
@@ -286,8 +291,32 @@ async fn a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it() {
     let gateway = gateway.killed_and_restarted().await;
     mails_to(&server, "owner@example.com", 1).await;
     gateway.wait_for_endpoint(&endpoint, "its mail", |found| !found["mailed_at"].is_null()).await;
-    assert!(server.mails()[0].body().contains("told us that it is gone"), "{}", server.mails()[0].body());
+    assert!(server.mails()[0].body().contains("answered that it is gone"), "{}", server.mails()[0].body());
     let gateway = gateway.killed_and_restarted().await;
     another_is_told(&gateway, &server, "other").await;
     mails_to(&server, "owner@example.com", 1).await;
+}
+
+async fn a_tenant_reads_of_its_own_trouble_in_its_chat() {
+    let gateway = Gateway::start().await;
+    let (chat, broken) = (Receiver::start().await, Receiver::scripted(vec![Reply::Status(400)]).await);
+    let refused = json!({"url": chat.url(), "format": "slack"});
+    let problem = gateway.client.post_json("/v1/tenants/default/endpoints", &refused).await;
+    let problem = problem.problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "/format", "{problem}");
+    gateway
+        .create_endpoint(json!({"url": chat.url(), "format": "slack", "listens_to": "operations",
+                                "event_types": ["delivery.dead"]}))
+        .await;
+    let endpoint = gateway.create_endpoint(json!({"url": broken.url()})).await;
+    gateway.send(json!({"id": "one", "type": "invoice.paid", "data": 1})).await;
+    let dead = gateway.wait_for_state("one", "dead").await;
+    let seen = chat.wait_for(1).await;
+    let (delivery, endpoint) = (dead["id"].as_str().unwrap(), endpoint["id"].as_str().unwrap());
+    let text = format!(
+        "Posthaste: delivery {delivery} of event one (invoice.paid) to endpoint {endpoint} of tenant default is dead \
+         (refused) after 1 attempt."
+    );
+    assert_eq!(seen[0].json(), json!({"text": text}));
+    assert_eq!(seen[0].header("x-tenant"), "default");
 }

@@ -49,7 +49,7 @@ async fn a_pause_lets_what_is_in_flight_finish_and_starts_nothing() {
     receiver.wait_for(1).await;
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
     gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
-    receiver.go_on();
+    receiver.release();
     gateway.wait_for_state("f-0", "delivered").await;
     let held = gateway.list("/v1/tenants/default/deliveries?state=waiting").await;
     assert!(held.len() == 2 && held.iter().all(|delivery| delivery["waiting_for"] == "pause"), "{held:?}");
@@ -72,7 +72,7 @@ async fn a_stuck_endpoint_is_in_nobody_elses_way() {
     }
     free.wait_for(50).await;
     assert_eq!(stuck.count(), 10, "only the cap is open at the stuck one");
-    stuck.go_on();
+    stuck.release();
     stuck.wait_for(50).await;
     eventually("the last to be recorded", || async {
         let waiting = gateway.list("/v1/tenants/default/deliveries?state=waiting").await.len();

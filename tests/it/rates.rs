@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver, Seen, eventually, path_of};
+use crate::support::{Gateway, ReceivedRequest, Receiver, eventually, path_of};
 
 for_every_store! {
     a_rate_holds_in_every_window_also_while_it_is_changed_and_waiting_uses_no_attempt,
@@ -29,7 +29,7 @@ fn check_windows(what: &str, arrivals: &[Instant], per_second: f64, burst: f64) 
     }
 }
 
-fn arrivals(seen: &[Seen]) -> Vec<Instant> {
+fn arrivals(seen: &[ReceivedRequest]) -> Vec<Instant> {
     let mut arrivals: Vec<Instant> = seen.iter().map(|seen| seen.began).collect();
     arrivals.sort();
     arrivals

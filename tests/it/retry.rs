@@ -108,7 +108,7 @@ async fn a_410_for_a_cancelled_delivery_disables_the_endpoint_all_the_same() {
     assert!(refused["detail"].as_str().unwrap().contains("in flight"), "{refused}");
     let cancelled = gateway.post_to_delivery(&delivery, "cancel").await.expect(202);
     assert_eq!((&cancelled["state"], &cancelled["in_flight"]), (&json!("cancelled"), &json!(true)));
-    receiver.go_on();
+    receiver.release();
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
     eventually("the endpoint to be disabled", || async {
         let shown = gateway.client.get(&path).await.expect(200);
@@ -241,7 +241,7 @@ async fn cancelling_what_is_in_flight_sends_nothing_more_and_an_arrival_still_co
         assert_eq!((&delivery["in_flight"], &delivery["waiting_for"]), (&json!(true), &Value::Null));
         gateway.post_to_delivery(&delivery, "cancel").await.expect(202);
     }
-    receiver.go_on();
+    receiver.release();
     gateway.wait_for_state("lucky", "delivered").await;
     let unlucky = eventually("the attempt to be recorded", || async {
         let delivery = gateway.delivery_of("unlucky").await;
@@ -263,7 +263,7 @@ async fn a_cap_is_never_exceeded() {
     let waiting = gateway.list("/v1/tenants/default/deliveries?state=waiting").await;
     assert_eq!(waiting.iter().filter(|delivery| delivery["in_flight"] == true).count(), 3);
     assert_eq!(waiting.iter().filter(|delivery| delivery["waiting_for"] == "slot").count(), 17);
-    receiver.go_on();
+    receiver.release();
     receiver.wait_for(20).await;
     assert_eq!(receiver.most_open(""), 3);
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::support::{Client, Gateway, PATIENCE, Receiver, Reply, Seen, eager_retry, eventually, path_of};
+use crate::support::{Client, Gateway, PATIENCE, ReceivedRequest, Receiver, Reply, eager_retry, eventually, path_of};
 
 const ODD: &[&str] = &[
     r#"{"a":1,"a":2}"#,
@@ -79,7 +79,7 @@ impl Libraries {
     }
 
     /// Hands a receiver what another one has seen; whether it believes it.
-    async fn believes(&self, name: &str, seen: &Seen) -> bool {
+    async fn believes(&self, name: &str, seen: &ReceivedRequest) -> bool {
         let headers: Vec<(&str, &str)> = seen
             .headers
             .iter()
@@ -116,10 +116,7 @@ async fn over(gateway: &Gateway, event: &str) -> Vec<Value> {
     eventually(&format!("event {event} to be over"), || async {
         let found = gateway.client.get(&format!("/v1/tenants/default/events/{event}/deliveries")).await.expect(200);
         let all = found["data"].as_array().expect("a list").clone();
-        match all.iter().all(|delivery| delivery["state"] != "waiting") {
-            true => Ok(all),
-            false => Err(found.to_string()),
-        }
+        if all.iter().all(|delivery| delivery["state"] != "waiting") { Ok(all) } else { Err(found.to_string()) }
     })
     .await
 }
@@ -179,7 +176,7 @@ async fn the_published_libraries_believe_either_secret_during_a_rotation_and_sin
         gateway.send(json!({"id": format!("n-{sent}"), "type": "t", "data": {"é": "漢"}})).await;
         receiver.wait_for(sent).await.pop().unwrap()
     };
-    let believe = async |seen: &Seen, n: u8| {
+    let believe = async |seen: &ReceivedRequest, n: u8| {
         let mut who = Vec::new();
         for libraries in &both {
             for name in libraries.names {
@@ -219,12 +216,12 @@ async fn the_published_libraries_believe_either_secret_during_a_rotation_and_sin
 }
 
 /// The same request with one thing changed, and who has to notice.
-fn tampered(seen: &Seen) -> Vec<(String, Seen, Vec<&'static str>)> {
+fn tampered(seen: &ReceivedRequest) -> Vec<(String, ReceivedRequest, Vec<&'static str>)> {
     let everyone = vec!["standardwebhooks", "svix", "stripe", "octokit"];
     let mut all = Vec::new();
     for body in [[&seen.body[..], b" "].concat(), seen.body[1..].to_vec(), b"{}".to_vec()] {
         let what = format!("another body of {} bytes", body.len());
-        all.push((what, Seen { body: body.into(), ..seen.clone() }, everyone.clone()));
+        all.push((what, ReceivedRequest { body: body.into(), ..seen.clone() }, everyone.clone()));
     }
     let later = seen.header("webhook-timestamp").parse::<i64>().expect("seconds") + 1;
     let stripe = seen.header("stripe-signature").replace("t=", "t=1");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Gateway, Options, PATIENCE, Printed, Receiver, Reply, eventually};
+use crate::support::{CapturedOutput, Gateway, Options, PATIENCE, Receiver, Reply, eventually};
 
 for_every_store! {
     sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated,
@@ -94,7 +94,7 @@ async fn loose_modes_are_refused_with_the_command_that_mends_them() {
     }
     chmod(&folder.join("posthaste.db"), 0o644);
     chmod(&folder, 0o755);
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let options = Options { output: Some(printed.clone()), ..Options::default() };
     let gateway = gateway.restart_with(options).await;
     gateway.client.get("/readyz").await.expect(200);
@@ -114,9 +114,10 @@ async fn a_data_directory_that_lost_its_store_is_refused_unless_a_new_one_is_mea
     assert!(gateway.terminate().await.success());
     let store = gateway.folder().join("posthaste.db");
     for is_there in [false, true] {
-        match is_there {
-            false => std::fs::remove_file(&store).unwrap(),
-            true => std::fs::write(&store, "").unwrap(),
+        if is_there {
+            std::fs::write(&store, "").unwrap()
+        } else {
+            std::fs::remove_file(&store).unwrap()
         }
         let second = gateway.start_second().await;
         let said = String::from_utf8_lossy(&second.stderr);
@@ -201,7 +202,7 @@ async fn sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated() {
         }
     })
     .await;
-    receiver.go_on();
+    receiver.release();
     let (gateway, status) = stopping.await.unwrap();
     assert!(status.success(), "{status}");
     assert_eq!(receiver.count(), 5, "no new attempts once it was told to stop");

@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use serde_json::{Value, json};
 
 use crate::servers::guard::free_port;
-use crate::support::{Answer, Client, Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually, path_of};
+use crate::support::{
+    Answer, CapturedOutput, Client, Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of,
+};
 
 for_every_store! {
     a_thin_event_is_fetched_with_the_link_it_carries,
@@ -18,9 +20,9 @@ for_every_store! {
 }
 
 /// A gateway that receivers can reach, and what it logs.
-async fn reachable() -> (Gateway, Printed) {
+async fn reachable() -> (Gateway, CapturedOutput) {
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let flags = ["--public-url", &format!("http://{listen}/"), "--log", "info"].map(str::to_owned).to_vec();
     let options = Options { flags, listen: Some(listen), output: Some(printed.clone()), ..Options::default() };
     (Gateway::start_with(options).await, printed)

@@ -57,8 +57,24 @@ impl Authority {
 
     /// A certificate of this authority's with its key, as an endpoint takes them.
     fn identity(&self) -> (String, String) {
-        let (certificate, key) = self.certificate(&["posthaste.example"], |_| {});
+        self.identity_for(&["posthaste.example"])
+    }
+
+    /// The same, for these names.
+    pub fn identity_for(&self, names: &[&str]) -> (String, String) {
+        let (certificate, key) = self.certificate(names, |_| {});
         (certificate.pem(), key.serialize_pem())
+    }
+
+    /// The same, with a certificate that ends on this day.
+    pub fn identity_until(&self, names: &[&str], year: i32, month: u8, day: u8) -> (String, String) {
+        let (certificate, key) = self.certificate(names, |params| params.not_after = date_time_ymd(year, month, day));
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// The file of this authority's own certificate.
+    pub fn file(&self) -> &std::path::Path {
+        self.file.path()
     }
 
     /// What a server needs to be these names.

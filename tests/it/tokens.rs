@@ -5,7 +5,7 @@ use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::cli::{asked, cli_output, to_gateway};
-use crate::support::{Client, Gateway, Options, Printed, Receiver, Reply, eventually, path_of};
+use crate::support::{CapturedOutput, Client, Gateway, Options, Receiver, Reply, eventually, path_of};
 
 for_every_store! {
     a_token_is_shown_once_and_good_until_it_is_revoked,
@@ -316,7 +316,7 @@ async fn a_token_of_the_gateway_is_made_on_the_command_line() {
 
 #[tokio::test]
 async fn the_admin_token_is_not_printed_where_it_would_be_kept() {
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let options = Options { output: Some(printed.clone()), ..Options::flags(&["--log", "trace"]) };
     let gateway = Gateway::start_with(options).await;
     let said = printed.text();

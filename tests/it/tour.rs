@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::support::{PATIENCE, Printed, eventually};
+use crate::support::{CapturedOutput, PATIENCE, eventually};
 
 #[tokio::test]
 async fn the_commands_of_the_tour_print_what_its_page_shows() {
@@ -40,10 +40,10 @@ async fn follow(page: &str, second_byte: u8) -> usize {
     let steps = steps(&text);
     for step in &steps {
         let place = format!("{page}:{}", step.line);
-        match &step.what {
-            What::StopReceiver => reader.stop_receiver().await,
-            What::Run { command, prints } => reader.run(&place, command, prints).await,
-            What::Look { prints } => reader.look(&place, prints).await,
+        match &step.kind {
+            StepKind::StopReceiver => reader.stop_receiver().await,
+            StepKind::Run { command, prints } => reader.run(&place, command, prints).await,
+            StepKind::Look { prints } => reader.look(&place, prints).await,
         }
     }
     steps.len()
@@ -52,24 +52,24 @@ async fn follow(page: &str, second_byte: u8) -> usize {
 /// One thing a page asks of its reader.
 struct Step {
     line: usize,
-    what: What,
+    kind: StepKind,
 }
 
-enum What {
+enum StepKind {
     /// Ctrl-C in the receiver's terminal.
     StopReceiver,
     /// A command, and what it prints; nothing, if the page does not show it.
     Run { command: String, prints: String },
-    /// What the process that was started last prints.
+    /// StepKind the process that was started last prints.
     Look { prints: String },
 }
 
-/// What a page asks for, from its first line to its last.
+/// StepKind a page asks for, from its first line to its last.
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let (mut block, mut is_first, mut prose) = (None, false, String::new());
     for (line, text) in page.lines().enumerate().map(|(at, text)| (at + 1, text)) {
-        let step = |what| Step { line, what };
+        let step = |kind| Step { line, kind };
         match (block, text.strip_prefix("```")) {
             (None, Some(kind)) => (block, is_first) = (Some(kind), true),
             (Some(_), Some(_)) => block = None,
@@ -79,26 +79,26 @@ fn steps(page: &str) -> Vec<Step> {
                 prose.push(' ');
                 let says_so = |words: &str| prose.contains(words);
                 if says_so("Stop the ") && says_so("receiver") && says_so("Ctrl-C") {
-                    steps.push(step(What::StopReceiver));
+                    steps.push(step(StepKind::StopReceiver));
                     prose.clear();
                 }
             }
             (Some("sh"), None) if text.starts_with("cargo run ") => {
-                steps.push(step(What::Run { command: text.into(), prints: String::new() }));
+                steps.push(step(StepKind::Run { command: text.into(), prints: String::new() }));
             }
             // The shell's own words about its jobs.
             (Some("console"), None) if text == "^Z" || text.starts_with("[1]+") => {}
             (Some("console"), None) => {
-                let last = steps.last_mut().map(|step| &mut step.what);
+                let last = steps.last_mut().map(|step| &mut step.kind);
                 match (text.strip_prefix("$ "), last) {
                     (Some(command), _) => {
-                        steps.push(step(What::Run { command: command.into(), prints: String::new() }));
+                        steps.push(step(StepKind::Run { command: command.into(), prints: String::new() }));
                     }
-                    (None, Some(What::Run { prints, .. } | What::Look { prints })) if !is_first => {
+                    (None, Some(StepKind::Run { prints, .. } | StepKind::Look { prints })) if !is_first => {
                         prints.push_str(text);
                         prints.push('\n');
                     }
-                    (None, _) => steps.push(step(What::Look { prints: format!("{text}\n") })),
+                    (None, _) => steps.push(step(StepKind::Look { prints: format!("{text}\n") })),
                 }
                 is_first = false;
             }
@@ -116,11 +116,11 @@ struct Reader {
     gateway: Option<Child>,
     /// The one started last at the end.
     receivers: Vec<Child>,
-    /// What the process started last has printed.
-    printed: Printed,
+    /// StepKind the process started last has printed.
+    printed: CapturedOutput,
     /// The real one for each id and secret of the page.
     known: HashMap<String, String>,
-    /// What was assigned to variables of the shell.
+    /// StepKind was assigned to variables of the shell.
     variables: String,
 }
 
@@ -136,7 +136,7 @@ impl Reader {
             address: Ipv4Addr::new(127, second_byte, high, low.clamp(1, 254)),
             gateway: None,
             receivers: Vec::new(),
-            printed: Printed::default(),
+            printed: CapturedOutput::default(),
             known: HashMap::new(),
             variables: String::new(),
         }
@@ -165,9 +165,9 @@ impl Reader {
     async fn compare(&mut self, place: &str, command: &str, prints: &str) {
         let only_reads = [" list", " get ", " explain ", " attempts ", " events deliveries ", " history "];
         let until = Instant::now() + PATIENCE;
-        let wanted = Shape::of(prints);
+        let wanted = NormalizedText::of(prints);
         loop {
-            let found = Shape::of(&self.output(place, command).await);
+            let found = NormalizedText::of(&self.output(place, command).await);
             if prints.is_empty() {
                 return;
             }
@@ -193,7 +193,7 @@ impl Reader {
     }
 
     /// Ids and secrets of the page stand for the real ones, each for one.
-    fn learn(&mut self, place: &str, page: Shape, real: Shape) {
+    fn learn(&mut self, place: &str, page: NormalizedText, real: NormalizedText) {
         for (page, real) in page.names.into_iter().zip(real.names) {
             let known = self.known.entry(page.clone()).or_insert_with(|| real.clone());
             assert_eq!(*known, real, "{place}: {page} of the page is two different things");
@@ -202,9 +202,9 @@ impl Reader {
 
     /// The process started last prints this sooner or later.
     async fn look(&self, place: &str, prints: &str) {
-        let wanted = Shape::of(prints).text;
+        let wanted = NormalizedText::of(prints).text;
         eventually(&format!("{place} to be printed:\n{wanted}\n"), async || {
-            let found = Shape::of(&self.printed.text().replace(&self.address.to_string(), "127.0.0.1")).text;
+            let found = NormalizedText::of(&self.printed.text().replace(&self.address.to_string(), "127.0.0.1")).text;
             if found.contains(&wanted) { Ok(()) } else { Err(format!("it printed\n{found}\n")) }
         })
         .await;
@@ -251,7 +251,7 @@ impl Reader {
     fn watch(&mut self, command: &mut Command) -> Child {
         let mut process =
             command.stdout(Stdio::piped()).spawn().unwrap_or_else(|problem| panic!("{command:?}: {problem}"));
-        self.printed = Printed::default();
+        self.printed = CapturedOutput::default();
         self.printed.clone().listen(process.stdout.take().expect("piped"));
         process
     }
@@ -291,14 +291,14 @@ fn signal(id: i32, signal: Signal) {
 }
 
 /// A text without what differs from run to run.
-struct Shape {
+struct NormalizedText {
     /// Names and times as their kind; any white space as one space.
     text: String,
     /// The ids and secrets in it, in order.
     names: Vec<String>,
 }
 
-impl Shape {
+impl NormalizedText {
     fn of(text: &str) -> Self {
         let (mut shape, mut names) = (String::new(), Vec::new());
         let mut rest = text.trim();
@@ -335,7 +335,7 @@ impl Shape {
     }
 }
 
-/// What at the beginning of a text differs from run to run: its kind and length.
+/// StepKind at the beginning of a text differs from run to run: its kind and length.
 fn variable(text: &str, before: &str) -> Option<(&'static str, usize)> {
     let run = |text: &str, is_part: fn(char) -> bool| text.find(|c| !is_part(c)).unwrap_or(text.len());
     let in_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
@@ -375,11 +375,14 @@ fn variable(text: &str, before: &str) -> Option<(&'static str, usize)> {
 
 #[test]
 fn a_shape_keeps_everything_but_names_and_times() {
-    let shape = |text: &str| Shape::of(text).text;
+    let shape = |text: &str| NormalizedText::of(text).text;
     assert_eq!(shape("dlv_01m7fwhwhbe008000000000003  customer-7 #3\n  dead"), "<dlv> customer-7 #3 dead");
     assert_eq!(shape("1  2026-11-15T15:17:24Z (6s ago)  7.829 ms  503"), "1 <time> (<when>) <span> 503");
     assert_eq!(shape("at 2026-11-15T15:17:24.069Z, in 1m 30s, 5 of 5"), "at <time>, in <span>, 5 of 5");
     assert_eq!(shape(r#"{"cooldown":"10s","oldest_due_age":"0s"}"#), r#"{"cooldown":"10s","oldest_due_age":"<span>"}"#);
     assert_eq!(shape("\x1b[2m2026-11-15T15:17:21.965353Z\x1b[0m \x1b[32m INFO\x1b[0m serving"), "<time> INFO serving");
-    assert_eq!(Shape::of("ep_01m7fwhnace5k82wmjdeyknevn whsec_56+O9HZrlT/6KvGCL6rvGBchNvgPNc95").names.len(), 2);
+    assert_eq!(
+        NormalizedText::of("ep_01m7fwhnace5k82wmjdeyknevn whsec_56+O9HZrlT/6KvGCL6rvGBchNvgPNc95").names.len(),
+        2
+    );
 }

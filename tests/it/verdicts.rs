@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Options, RawReceiver, Receiver, Reply, Seen, eager_retry, eventually};
+use crate::support::{Gateway, Options, RawReceiver, ReceivedRequest, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     a_receiver_that_asks_for_quiet_is_left_alone_over_kill_9_but_for_whom_a_person_sends,
@@ -17,7 +17,7 @@ for_every_store! {
 }
 
 /// Answers with the status that the event asks for.
-fn as_asked(seen: &Seen) -> Reply {
+fn as_asked(seen: &ReceivedRequest) -> Reply {
     Reply::Status(seen.json()["data"]["status"].as_u64().unwrap() as u16)
 }
 
@@ -303,7 +303,7 @@ async fn what_the_old_receiver_says_is_not_held_against_the_new_one() {
         send(format!("in-flight-{n}")).await;
         old.wait_for(1).await;
         gateway.client.patch_json(&path, &json!({"url": new.url()})).await.expect(200);
-        old.go_on();
+        old.release();
         let told = eventually("the old receiver's answer to be recorded", || async {
             let delivery = gateway.delivery_of(&format!("in-flight-{n}")).await;
             if delivery["attempts"] == 1 { Ok(delivery) } else { Err(delivery.to_string()) }

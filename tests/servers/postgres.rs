@@ -5,7 +5,7 @@
 //! itself, which is dropped with its handle.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -125,6 +125,56 @@ impl Server {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         standby
+    }
+
+    /// Starts a separate server that archives its log into this folder, for
+    /// [`Server::restored_to`].
+    pub async fn start_archiving(archive: &Path) -> Self {
+        let command = format!("archive_command=cp %p {}/%f", archive.display());
+        Self::start(&["archive_mode=on", "wal_level=replica", &command]).await
+    }
+
+    /// Takes a base backup; returns its folder.
+    pub async fn base_backup(&self) -> PathBuf {
+        let folder = guard::folder("posthaste-restored-", &[]);
+        let mut backup = guard::command(binaries().join("pg_basebackup"));
+        backup.args(["--checkpoint=fast", "--no-sync", "-d", self.admin.as_str(), "-D"]);
+        backup.arg(folder.join("data")).current_dir("/");
+        run(backup).await;
+        folder
+    }
+
+    /// Starts a server on a base backup of this one, restored from the archive up to
+    /// a restore point.
+    pub async fn restored_to(&self, point: &str, base_backup: PathBuf, archive: &Path) -> Self {
+        let signal = base_backup.join("data/recovery.signal");
+        let mut touch = guard::command("touch");
+        touch.arg(&signal);
+        run(touch).await;
+        let settings = [
+            format!("restore_command=cp {}/%f %p", archive.display()),
+            format!("recovery_target_name={point}"),
+            "recovery_target_action=promote".to_owned(),
+        ];
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let password = self.admin.password().expect("it has one");
+        let restored = Self::launch(base_backup, password, guard::free_port(), &settings).await;
+        let until = Instant::now() + PATIENCE;
+        let question = "DO $$ BEGIN ASSERT NOT pg_is_in_recovery(); END $$";
+        while let Err(problem) = execute(&restored.admin, question).await {
+            assert!(Instant::now() < until, "it is not restored: {problem}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        restored
+    }
+
+    /// Returns a database of this name that is there already. It is dropped with
+    /// this.
+    pub fn existing(&self, name: &str) -> Database {
+        let mut url = self.owner.clone();
+        url.set_path(name);
+        // A restored server has the roles of the one that was backed up.
+        Database { name: name.to_owned(), url, admin: self.admin.clone() }
     }
 
     /// Promotes a standby to a primary.
@@ -280,6 +330,15 @@ impl Drop for Database {
         });
         let _ = dropping.join();
     }
+}
+
+/// Runs one of PostgreSQL's programs on a database; returns what it printed.
+pub async fn run_program(name: &str, args: &[&str]) -> Vec<u8> {
+    let mut program = guard::command(binaries().join(name));
+    program.args(args).current_dir("/");
+    let output = tokio::task::spawn_blocking(move || program.output()).await.expect("it is run").expect("it is there");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
 }
 
 /// Runs statements on a connection of their own.

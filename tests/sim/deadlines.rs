@@ -37,14 +37,14 @@ use posthaste::model::named_enum::NamedEnum;
 
 /// A sender with scripted answers, the last for ever, that records each request.
 #[derive(Default)]
-struct Scripted {
+struct ScriptedSender {
     replies: Mutex<VecDeque<(u16, Option<String>)>>,
     asked: Mutex<Vec<(String, Timestamp)>>,
     clock: Mutex<Option<Arc<dyn Clock>>>,
 }
 
 #[async_trait]
-impl Sender for Scripted {
+impl Sender for ScriptedSender {
     async fn send(&self, request: SignedRequest) -> Answer {
         let now = self.clock.lock().unwrap().as_ref().unwrap().now();
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
@@ -60,7 +60,7 @@ impl Sender for Scripted {
 /// One endpoint, one scripted receiver, and a gateway that may be restarted.
 struct Simulation {
     folder: tempfile::TempDir,
-    receiver: Arc<Scripted>,
+    receiver: Arc<ScriptedSender>,
     hold_max: Span,
     now: Timestamp,
 }
@@ -69,7 +69,7 @@ struct Simulation {
 struct RunningGateway {
     gateway: Arc<Gateway>,
     clock: Arc<dyn Clock>,
-    receiver: Arc<Scripted>,
+    receiver: Arc<ScriptedSender>,
     endpoint: EndpointId,
     began: Timestamp,
 }
@@ -77,7 +77,7 @@ struct RunningGateway {
 impl Simulation {
     fn answering(replies: &[(u16, Option<&str>)]) -> Self {
         let replies = replies.iter().map(|(status, header)| (*status, header.map(str::to_owned))).collect();
-        let receiver = Arc::new(Scripted { replies: Mutex::new(replies), ..Scripted::default() });
+        let receiver = Arc::new(ScriptedSender { replies: Mutex::new(replies), ..ScriptedSender::default() });
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         Self { folder: tempfile::tempdir().unwrap(), receiver, hold_max: Span::secs(30 * 86_400), now }
     }
@@ -142,6 +142,7 @@ impl RunningGateway {
             schema_version: None,
             expires_at: expires_in.map(|seconds| after(self.clock.now(), secs(seconds))),
             endpoints: None,
+            trace: None,
             data: Bytes::from_static(b"{}"),
         };
         accept(&self.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
@@ -513,6 +514,7 @@ fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
             schema_version: None,
             expires_at: Some(running.began),
             endpoints: None,
+            trace: None,
             data: Bytes::from_static(b"{}"),
         };
         accept(&running.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();

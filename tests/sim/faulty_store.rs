@@ -11,20 +11,25 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
-use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
+use posthaste::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use posthaste::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
 use posthaste::model::delivery::{Delivery, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
+use posthaste::model::figure_time::{FigureGap, FigureSpan};
 use posthaste::model::id::{AttemptId, DeliveryId, EndpointId, EventId, JobId, TenantId, TokenId};
-use posthaste::model::job::{Job, JobChange};
+use posthaste::model::job::{Job, JobCandidate, JobChange};
 use posthaste::model::limits::TenantUsage;
-use posthaste::model::shard::Lease;
+use posthaste::model::portal_theme::PortalTheme;
+use posthaste::model::shard::{Lease, Shard};
 use posthaste::model::tenant::Tenant;
-use posthaste::model::token::Token;
+use posthaste::model::token::{Token, TokenHash, TokenKind};
 use posthaste::store::embedded::EmbeddedStore;
+use posthaste::store::figures::{
+    DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureWriter, StoredFigures,
+};
 use posthaste::store::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -198,12 +203,20 @@ impl DeliveryQueue for FaultyStore {
         let (by, tenant, id) = (by.clone(), tenant.clone(), id.clone());
         self.call(async move |store| store.expunge(&by, &tenant, &id).await).await
     }
+    async fn forget_delivered(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.call(async move |store| store.forget_delivered(&tenant, &id).await).await
+    }
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
         self.call(async move |store| store.scrub(step).await).await
     }
 
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
         self.call(async move |store| store.forget(horizon).await).await
+    }
+
+    async fn report_forgotten(&self, now: Timestamp) -> Result<ForgottenReport> {
+        self.call(async move |store| store.report_forgotten(now).await).await
     }
 }
 
@@ -260,6 +273,9 @@ impl Catalog for FaultyStore {
     }
     fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>> {
         self.inner.any_endpoint(id)
+    }
+    fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.inner.self_test_endpoints()
     }
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.inner.endpoints(tenant)
@@ -364,6 +380,60 @@ impl AccessStore for FaultyStore {
 }
 
 #[async_trait]
+impl SignInStore for FaultyStore {
+    async fn create_sign_in(&self, by: &Initiator, sign_in: Token) -> Result<()> {
+        let by = by.clone();
+        self.call(async move |store| store.create_sign_in(&by, sign_in).await).await
+    }
+    async fn redeem_code(&self, by: &Initiator, code: TokenHash, session: Token) -> Result<()> {
+        let by = by.clone();
+        self.call(async move |store| store.redeem_code(&by, code, session).await).await
+    }
+    async fn end_sign_ins(
+        &self,
+        by: &Initiator,
+        which: SignInScope,
+        act: AuditAction,
+        now: Timestamp,
+    ) -> Result<usize> {
+        let by = by.clone();
+        self.call(async move |store| store.end_sign_ins(&by, which, act, now).await).await
+    }
+    async fn sign_ins(
+        &self,
+        tenant: Option<&TenantId>,
+        kind: TokenKind,
+        now: Timestamp,
+        page: PageRequest,
+    ) -> Result<ListPage<Token>> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.sign_ins(tenant.as_ref(), kind, now, page).await).await
+    }
+    async fn sign_in_used_at(&self, id: TokenId) -> Result<Option<Timestamp>> {
+        self.call(async move |store| store.sign_in_used_at(id).await).await
+    }
+    async fn forget_sign_ins(&self, now: Timestamp, idle_before: Timestamp, most: usize) -> Result<usize> {
+        self.call(async move |store| store.forget_sign_ins(now, idle_before, most).await).await
+    }
+    async fn portal_theme(&self, tenant: &TenantId) -> Result<PortalTheme> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.portal_theme(&tenant).await).await
+    }
+    async fn put_portal_theme(&self, by: &Initiator, tenant: &TenantId, theme: PortalTheme) -> Result<()> {
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.put_portal_theme(&by, &tenant, theme).await).await
+    }
+    async fn portal_logo(&self, tenant: &TenantId) -> Result<Option<Vec<u8>>> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.portal_logo(&tenant).await).await
+    }
+    async fn put_portal_logo(&self, by: &Initiator, tenant: &TenantId, logo: Option<Vec<u8>>) -> Result<bool> {
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.put_portal_logo(&by, &tenant, logo).await).await
+    }
+}
+
+#[async_trait]
 impl History for FaultyStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
         let (tenant, id) = (tenant.clone(), id.clone());
@@ -390,7 +460,7 @@ impl History for FaultyStore {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
     }
-    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ListPage<Delivery>> {
         self.call(async move |store| store.all_deliveries(ask, page).await).await
     }
     async fn dead_letter_groups(
@@ -405,6 +475,15 @@ impl History for FaultyStore {
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
+    }
+    async fn long_retries(
+        &self,
+        tenant: Option<&TenantId>,
+        endpoint: Option<EndpointId>,
+        began_before: Timestamp,
+    ) -> Result<LongRetries> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.long_retries(tenant.as_ref(), endpoint, began_before).await).await
     }
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         self.call(async move |store| store.endpoint_events(endpoint, page).await).await
@@ -455,39 +534,109 @@ impl JobStore for FaultyStore {
         let tenant = tenant.cloned();
         self.call(async move |store| store.jobs(tenant.as_ref(), page).await).await
     }
+    async fn tenant_of_job(&self, id: JobId) -> Result<Option<TenantId>> {
+        self.call(async move |store| store.tenant_of_job(id).await).await
+    }
     async fn change_job(
         &self,
         by: &Initiator,
-        tenant: &TenantId,
-        id: JobId,
+        (tenant, id): (&TenantId, JobId),
         change: JobChange,
+        running_max: u32,
         now: Timestamp,
     ) -> Result<()> {
         let (by, tenant) = (by.clone(), tenant.clone());
-        self.call(async move |store| store.change_job(&by, &tenant, id, change, now).await).await
+        self.call(async move |store| store.change_job(&by, (&tenant, id), change, running_max, now).await).await
     }
-    async fn open_job_parts(&self) -> Result<Vec<Job>> {
-        self.call(async move |store| store.open_job_parts().await).await
+    async fn open_job_counts(&self) -> Result<OpenJobCounts> {
+        self.call(async |store| store.open_job_counts().await).await
+    }
+    async fn start_queued_jobs(&self, tenant: &TenantId, running_max: u32) -> Result<()> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.start_queued_jobs(&tenant, running_max).await).await
+    }
+    async fn fail_job(&self, id: JobId, error: String, now: Timestamp) -> Result<JobStarted> {
+        self.call(async move |store| store.fail_job(id, error, now).await).await
+    }
+    async fn open_jobs(&self) -> Result<OpenJobs> {
+        self.call(async move |store| store.open_jobs().await).await
     }
     async fn job_candidates(
         &self,
-        tenant: &TenantId,
         endpoint: EndpointId,
         state: DeliveryState,
         after: Option<DeliveryId>,
         look: usize,
     ) -> Result<CandidatePage> {
-        let tenant = tenant.clone();
-        self.call(async move |store| store.job_candidates(&tenant, endpoint, state, after, look).await).await
+        self.call(async move |store| store.job_candidates(endpoint, state, after, look).await).await
     }
-    async fn job_waiting(&self, tenant: &TenantId, job: JobId, endpoint: EndpointId) -> Result<Vec<WaitingInJob>> {
+    async fn job_candidates_by_id(&self, tenant: &TenantId, ids: Vec<DeliveryId>) -> Result<Vec<JobCandidate>> {
         let tenant = tenant.clone();
-        self.call(async move |store| store.job_waiting(&tenant, job, endpoint).await).await
+        self.call(async move |store| store.job_candidates_by_id(&tenant, ids).await).await
+    }
+    async fn backfill_candidates(&self, endpoint: EndpointId, query: BackfillQuery) -> Result<BackfillPage> {
+        self.call(async move |store| store.backfill_candidates(endpoint, query).await).await
+    }
+    async fn job_followed(&self, job: JobId, endpoint: EndpointId) -> Result<FollowedDeliveries> {
+        self.call(async move |store| store.job_followed(job, endpoint).await).await
     }
     async fn advance_job(&self, lease: Lease, step: JobStep, now: Timestamp) -> Result<JobAdvanced> {
         self.call(async move |store| store.advance_job(lease, step, now).await).await
     }
+    async fn purge_tenant(&self, by: &Initiator, tenant: &TenantId, job: Job) -> Result<()> {
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.purge_tenant(&by, &tenant, job).await).await
+    }
+    async fn advance_purge(&self, lease: Lease, step: PurgeStep) -> Result<JobAdvanced> {
+        self.call(async move |store| store.advance_purge(lease, step).await).await
+    }
     async fn forget_jobs(&self, before: Timestamp) -> Result<()> {
         self.call(async move |store| store.forget_jobs(before).await).await
+    }
+}
+
+#[async_trait]
+impl FigureStore for FaultyStore {
+    async fn begin_figures(&self, writer: FigureWriter, now: Timestamp) -> Result<()> {
+        self.call(async move |store| store.begin_figures(writer, now).await).await
+    }
+    async fn write_figures(
+        &self,
+        writer: FigureWriter,
+        part: Shard,
+        window_at: Timestamp,
+        rows: Vec<FigureRow>,
+    ) -> Result<()> {
+        self.call(async move |store| store.write_figures(writer, part, window_at, rows).await).await
+    }
+    async fn figures_written(
+        &self,
+        writer: FigureWriter,
+        until: Option<Timestamp>,
+        dropped: Option<FigureGap>,
+    ) -> Result<()> {
+        self.call(async move |store| store.figures_written(writer, until, dropped).await).await
+    }
+    async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool> {
+        self.call(async move |store| store.maintain_figures(part, horizon).await).await
+    }
+    async fn figures(
+        &self,
+        scope: &FigureScope,
+        span: FigureSpan,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<StoredFigures>> {
+        let scope = scope.clone();
+        self.call(async move |store| store.figures(&scope, span, from, to).await).await
+    }
+    async fn figure_coverage(&self, from: Timestamp, now: Timestamp) -> Result<FigureCoverage> {
+        self.call(async move |store| store.figure_coverage(from, now).await).await
+    }
+    async fn usage_of_day(&self, day: i32) -> Result<Vec<DayUsage>> {
+        self.call(async move |store| store.usage_of_day(day).await).await
+    }
+    async fn forget_usage(&self, before_day: i32) -> Result<()> {
+        self.call(async move |store| store.forget_usage(before_day).await).await
     }
 }

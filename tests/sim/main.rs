@@ -9,11 +9,13 @@
 mod deadlines;
 mod epochs;
 mod faulty_store;
+mod figures;
 mod flaky_receivers;
 mod node_views;
 mod outdated;
 mod ownership;
 mod retention;
+mod self_test;
 mod storm;
 mod trouble;
 mod world;

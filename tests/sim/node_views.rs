@@ -29,13 +29,13 @@ pub struct SharedOwnership {
     is_away: AtomicBool,
     /// What owners have published of their endpoints, and under which epoch;
     /// and which shards are published completely.
-    published: Mutex<Published>,
+    published: Mutex<PublishedStatuses>,
     /// Duration of a read.
     reads_take: Mutex<Duration>,
 }
 
 #[derive(Default)]
-struct Published {
+struct PublishedStatuses {
     statuses: HashMap<EndpointId, (Epoch, String)>,
     complete: HashMap<Shard, Epoch>,
 }

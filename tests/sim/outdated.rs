@@ -19,10 +19,10 @@ use posthaste::store::{BatchMode, Catalog, Error, Store};
 use super::faulty_store::FaultyStore;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
-struct Welcome;
+struct AcceptingSender;
 
 #[async_trait]
-impl Sender for Welcome {
+impl Sender for AcceptingSender {
     async fn send(&self, _: SignedRequest) -> Answer {
         Answer { result: Ok(Response { status: 200, ..Response::default() }), timings: Timings::default() }
     }
@@ -37,6 +37,7 @@ fn submission(id: &str) -> Submission {
         schema_version: None,
         expires_at: None,
         endpoints: None,
+        trace: None,
         data: Bytes::from_static(b"{}"),
     }
 }
@@ -51,7 +52,7 @@ async fn an_event_is_matched_again_a_few_times_and_then_its_producer_is_told() {
     store.create_endpoint(&Initiator::Gateway, endpoint(0, now)).await.unwrap();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let mail = MailQueue::new(None, clock.clone());
-    let gateway = gateway(shared, Arc::new(Welcome), &clock, mail, Span::secs(86_400), limits(), 1);
+    let gateway = gateway(shared, Arc::new(AcceptingSender), &clock, mail, Span::secs(86_400), limits(), 1);
 
     store.outdate(3);
     let accepted = accept(&gateway, &tenant(), vec![submission("soon")], BatchMode::All).await.unwrap();

@@ -117,6 +117,7 @@ impl Cluster {
             schema_version: None,
             expires_at: None,
             endpoints: to.map(|to| vec![to]),
+            trace: None,
             data: "{}".into(),
         };
         accept(&self.nodes[node], &tenant(), vec![submission], BatchMode::All).await.unwrap();

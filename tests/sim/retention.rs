@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::linked_data::{LinkRefusal, follow};
@@ -16,6 +17,7 @@ use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Progress, after};
 use posthaste::model::delivery_filter::DeliveryFilter;
+use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
 use posthaste::model::verdict::Verdict;
@@ -42,6 +44,7 @@ fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
         custom_headers: Vec::new(),
         signatures: Vec::new(),
         secret_id: None,
+        traceparent: None,
         response_headers: Vec::new(),
         response_body: String::new(),
         truncated: false,
@@ -78,7 +81,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
-        let clock = Arc::new(TokioClock::starting_at(began));
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
         let long_ago = after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
         store.put_tenant(&Initiator::Gateway, tenant_record(long_ago)).await.unwrap();
         let old = new_event("old", None, long_ago, Vec::new());
@@ -89,10 +92,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
             unmatched: Span::secs(86_400),
             audit: Span::secs(86_400),
         };
-        let chore = {
-            let (store, clock) = (store.clone(), clock.clone());
-            tokio::spawn(async move { run(&store, clock.as_ref(), retention).await })
-        };
+        let chore = tokio::spawn(run(sweeping(&store, &clock), retention));
         clock.sleep_until(after(began, Duration::from_secs(9))).await;
         assert_eq!(left_events(&store).await, ["old"]);
         clock.sleep_until(after(began, Duration::from_secs(61))).await;
@@ -105,6 +105,12 @@ async fn left_events(store: &FaultyStore) -> Vec<String> {
     let page = PageRequest { cursor: None, limit: 500 };
     let events = store.events(&tenant(), EventQuery::default(), page).await.unwrap().data;
     events.iter().map(|record| record.event.id.to_string()).collect()
+}
+
+/// A gateway that sends nothing.
+fn sweeping(store: &FaultyStore, clock: &Arc<dyn Clock>) -> Arc<Gateway> {
+    let (mail, day) = (MailQueue::new(None, clock.clone()), Span::secs(86_400));
+    gateway(Arc::new(store.clone()), Arc::new(UnusedSender), clock, mail, day, limits(), 1)
 }
 
 /// A sender that must not be called.
@@ -129,9 +135,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
         store.put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
         let endpoint = store.create_endpoint(&Initiator::Gateway, endpoint(0, began)).await.unwrap();
-        let mail = MailQueue::new(None, clock.clone());
-        let day = Span::secs(86_400);
-        let gateway = gateway(Arc::new(store.clone()), Arc::new(UnusedSender), &clock, mail, day, limits(), 1);
+        let (gateway, day) = (sweeping(&store, &clock), Span::secs(86_400));
         let lease = store.lease(&tenant(), endpoint.id);
         let mut deliveries = Vec::new();
         for (id, next) in [
@@ -150,7 +154,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
         let good = async || {
             let mut good = Vec::new();
             for (id, delivery) in &deliveries {
-                let url = gateway.links.url(&tenant(), *delivery).unwrap();
+                let url = gateway.links.url(None, &tenant(), *delivery).unwrap();
                 let signature = url.split_once("?signature=").unwrap().1;
                 match follow(&gateway, &tenant(), *delivery, signature).await {
                     Ok(found) => good.push(found.event.to_string()),
@@ -177,8 +181,11 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
-        let clock = Arc::new(TokioClock::starting_at(began));
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
         store.put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
+        let mut system = tenant_record(began);
+        system.id = TenantId::system();
+        store.put_tenant(&Initiator::Gateway, system).await.unwrap();
         let endpoint = store.create_endpoint(&Initiator::Gateway, endpoint(0, began)).await.unwrap();
         let lease = store.lease(&tenant(), endpoint.id);
         for (id, next) in [
@@ -199,10 +206,7 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
             unmatched: Span::secs(30 * 86_400),
             audit: Span::secs(90 * 86_400),
         };
-        let chore = {
-            let (store, clock) = (store.clone(), clock.clone());
-            tokio::spawn(async move { run(&store, clock.as_ref(), retention).await })
-        };
+        let chore = tokio::spawn(run(sweeping(&store, &clock), retention));
         let day = |n: u64| after(began, Duration::from_secs(n * 86_400));
         clock.sleep_until(day(29)).await;
         assert_eq!(left(&store).await, ["dead", "delivered", "waiting"]);
@@ -210,6 +214,9 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
         assert_eq!(left(&store).await, ["dead", "waiting"]);
         clock.sleep_until(day(91)).await;
         assert_eq!(left(&store).await, ["waiting"]);
+        let page = PageRequest { cursor: None, limit: 10 };
+        let told = store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap().data;
+        assert_eq!(told[0].event.event_type.as_str(), "delivery.forgotten", "a dead letter does not go in silence");
         clock.sleep_until(day(400)).await;
         assert_eq!(left(&store).await, ["waiting"]);
         chore.abort();

@@ -80,6 +80,7 @@ impl Simulation {
             schema_version: None,
             expires_at: None,
             endpoints: None,
+            trace: None,
             data: "{}".into(),
         };
         accept(&self.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
@@ -300,4 +301,43 @@ fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
         let operational_events = sim.operational_events().await;
         assert_eq!(operational_events, ["breaker.opened", "endpoint.recovered", "breaker.closed"]);
     });
+}
+
+/// An outage of four days: ten events before it, ten in its middle.
+fn outage_of_four_days(pauses_age: bool, check: impl AsyncFnOnce(&Simulation)) {
+    let answer = |_: &str, since| if since < 4 * DAY { 503 } else { 200 };
+    let breaker = json!({"pauses_age": pauses_age});
+    live(json!({"retry": {"preset": "standard"}, "breaker": breaker}), limits(), answer, async |sim| {
+        for n in 0..10 {
+            sim.send(&format!("before-{n}"), None).await;
+        }
+        sim.until(2 * DAY).await;
+        for n in 0..10 {
+            sim.send(&format!("during-{n}"), None).await;
+        }
+        sim.until(4 * DAY + 2 * HOUR).await;
+        check(sim).await;
+    });
+}
+
+#[test]
+fn in_an_outage_longer_than_max_age_what_was_tried_dies_unless_the_breaker_pauses_age() {
+    for pauses_age in [false, true] {
+        outage_of_four_days(pauses_age, async |sim| {
+            for n in 0..10 {
+                let (before, during) = (format!("before-{n}"), format!("during-{n}"));
+                let expected = if pauses_age {
+                    (DeliveryState::Delivered, None)
+                } else {
+                    (DeliveryState::Dead, Some(DeadCause::Expired))
+                };
+                let delivery = sim.delivery(&before).await;
+                assert_eq!((delivery.state, delivery.cause), expected, "{before}, pauses_age {pauses_age}");
+                assert_eq!(sim.delivery(&during).await.state, DeliveryState::Delivered, "{during}");
+            }
+            let unaged = Duration::from_millis(sim.endpoint().health.unaged_ms);
+            let outage = if pauses_age { 4 * DAY - MINUTE..4 * DAY + 11 * MINUTE } else { Duration::ZERO..MINUTE };
+            assert!(outage.contains(&unaged), "{unaged:?}");
+        });
+    }
 }

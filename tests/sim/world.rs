@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::admin_token::AdminToken;
 use posthaste::lifecycle::deliver::DeliveryContext;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::disk_space::DiskSpace;
@@ -29,12 +30,13 @@ use posthaste::model::answer::{AttemptFailure, FailureKind};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, DeliveryState, after};
 use posthaste::model::delivery_filter::DeliveryFilter;
+use posthaste::model::endpoint::EndpointDefaults;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
 use posthaste::model::health::{AutoPauseLimits, EndpointHealth};
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
-use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, History, PageRequest, RoutedEvent};
 use rand::rngs::StdRng;
@@ -116,6 +118,7 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
         quota: TenantQuota::default(),
         limits: Default::default(),
         defaults: EndpointDefaults::default(),
+        retention: Default::default(),
         created_at: now,
     }
 }
@@ -167,6 +170,8 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         schema_version: None,
         expires_at: None,
         endpoints: None,
+        link_base: None,
+        trace: None,
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
     };
@@ -194,6 +199,7 @@ impl World {
                     schema_version: None,
                     expires_at,
                     endpoints: None,
+                    trace: None,
                     data: Bytes::from(format!("{{\"n\":{n}}}")),
                 };
                 (at, submission)
@@ -399,5 +405,18 @@ pub fn gateway(
         DeliveryContext::new(store.clone(), sender, links.clone(), expiry.clone(), teller.clone(), clock.clone(), seed);
     let dispatcher = Dispatcher::new(context, limits);
     let (space, intake, clock) = (DiskSpace::endless(), Intake::unlimited(), clock.clone());
-    Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier: teller, metrics })
+    Arc::new(Gateway {
+        store,
+        dispatcher,
+        expiry,
+        clock,
+        space,
+        intake,
+        links,
+        mail,
+        notifier: teller,
+        admin: AdminToken::new([0; 32]),
+        called_from: Vec::new(),
+        metrics,
+    })
 }

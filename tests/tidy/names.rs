@@ -25,7 +25,7 @@ const TABLES: &[(&str, &str)] = &[
 /// Source files with their tests left out.
 fn programs() -> Vec<Source> {
     let is_test = |path: &str| path.ends_with("tests.rs");
-    let files = sources(&["src"]).into_iter().filter(|source| !is_test(&source.path));
+    let files = sources(&["src", "client/src", "receiver/src"]).into_iter().filter(|source| !is_test(&source.path));
     files
         .map(|source| {
             let text = source.text.split("\n#[cfg(test)]").next().unwrap_or_default().to_owned();
@@ -68,7 +68,9 @@ fn a_type_name_stands_for_one_thing() {
     for source in programs() {
         let names = source.text.lines().flat_map(|line| declared_type(line).into_iter().chain(types_in_macro(line)));
         for name in names.filter(|name| !name.starts_with('$')) {
-            places.entry(name.to_owned()).or_default().push(source.path.clone());
+            // Each crate has words of its own.
+            let of_crate = source.path.split("src/").next().unwrap_or_default();
+            places.entry(format!("{of_crate}{name}")).or_default().push(source.path.clone());
         }
     }
     assert!(places.len() > 300, "only {} types were found", places.len());
@@ -155,7 +157,7 @@ fn is_boolean_arm(line: &str) -> bool {
 #[test]
 fn a_boolean_is_asked_by_if() {
     let mut wrong = Vec::new();
-    for source in sources(&["src"]) {
+    for source in sources(&["src", "client/src", "receiver/src"]) {
         let lines = source.text.lines().enumerate().filter(|(_, line)| is_boolean_arm(line));
         wrong.extend(lines.map(|(n, _)| format!("{}:{}", source.path, n + 1)));
     }
@@ -176,7 +178,9 @@ fn modules(folder: &str, files: &[Source]) -> BTreeSet<String> {
 
 /// Which of these modules each of them imports, by whatever path.
 fn imports(folder: &str, modules: &BTreeSet<String>, files: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
-    let by_crate = format!("crate::{}::", folder.trim_start_matches("src/").replace('/', "::"));
+    let inside =
+        folder.split_once("src/").map_or(String::new(), |(_, inside)| format!("{}::", inside.replace('/', "::")));
+    let by_crate = format!("crate::{inside}");
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in files {
         let Some(rest) = source.path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')) else { continue };

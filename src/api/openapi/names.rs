@@ -32,9 +32,6 @@ fn public_name(name: &str) -> String {
     if let Some(item) = name.strip_prefix("Page_") {
         return format!("{}Page", public_name(item));
     }
-    if let Some(item) = name.strip_prefix("PageOfAll_") {
-        return format!("{}OfAllPage", public_name(item));
-    }
     let chosen = CHOSEN.iter().find(|(known, _)| *known == name).map(|(_, chosen)| *chosen);
     chosen.unwrap_or_else(|| name.strip_suffix("View").unwrap_or(name)).to_owned()
 }

@@ -109,8 +109,8 @@ pub fn finish(path: &str, method: &str, operation: &mut Value) {
 fn success_in_words(status: &str) -> &'static str {
     match status {
         "201" => "It was made.",
-        "202" => "It was taken in, and is durable.",
-        "204" => "It was done; there is nothing to tell.",
+        "202" => "Accepted, and durable.",
+        "204" => "Done; the answer has no body.",
         _ => "What was asked for.",
     }
 }

@@ -15,7 +15,7 @@ pub const PATCHES: &[(&str, &str)] = &[("EndpointSettings", "EndpointPatch"), ("
 /// Completes the schemas.
 pub fn finish(schemas: &mut Value) {
     for (name, schema) in schemas.as_object_mut().into_iter().flatten() {
-        if let Some(item) = name.strip_prefix("Page_").or_else(|| name.strip_prefix("PageOfAll_")) {
+        if let Some(item) = name.strip_prefix("Page_") {
             schema["properties"]["data"]["items"] = json!({"$ref": format!("#/components/schemas/{item}")});
         }
         finish_fields(schema);

@@ -52,16 +52,39 @@ impl BenchFolder {
             Some(_) => self.folder.path().join("nodes"),
             None => self.folder.path().join(self.started.to_string()),
         };
-        let mut nodes = Vec::new();
-        for number in 0..self.store.nodes {
-            let log = self.folder.path().join(format!("{}-{number}.log", self.started));
-            let node = GatewayProcess::start(&data, &log, self.store.database_url.as_deref());
-            nodes.push(node.await.with_context(|| format!("gateway {number} did not start"))?);
-        }
+        let nodes = self.start_nodes(&data).await?;
         let group = GatewayGroup { nodes, tenant: format!("bench-{}", self.started), data };
         let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
         group.call(Method::PUT, &format!("/v1/tenants/{}", group.tenant), limits).await?;
         Ok(group)
+    }
+}
+
+impl BenchFolder {
+    /// Stops the gateways of a row, lets a function change their store, and starts them
+    /// on it again.
+    pub async fn changed<Changing: Future<Output = anyhow::Result<()>>>(
+        &self,
+        group: GatewayGroup,
+        change: impl FnOnce(std::path::PathBuf) -> Changing,
+    ) -> anyhow::Result<GatewayGroup> {
+        let GatewayGroup { nodes, tenant, data } = group;
+        for mut node in nodes {
+            node.process.kill().await?;
+        }
+        change(data.clone()).await?;
+        let nodes = self.start_nodes(&data).await?;
+        Ok(GatewayGroup { nodes, tenant, data })
+    }
+
+    async fn start_nodes(&self, data: &std::path::Path) -> anyhow::Result<Vec<GatewayProcess>> {
+        let mut nodes = Vec::new();
+        for number in 0..self.store.nodes {
+            let log = self.folder.path().join(format!("{}-{number}.log", self.started));
+            let node = GatewayProcess::start(data, &log, self.store.database_url.as_deref());
+            nodes.push(node.await.with_context(|| format!("gateway {number} did not start"))?);
+        }
+        Ok(nodes)
     }
 }
 
@@ -209,6 +232,11 @@ impl GatewayProcess {
         let token =
             std::fs::read_to_string(&file).with_context(|| format!("it wrote no token to {}", file.display()))?;
         Ok(Self { process, address, token: token.trim().to_owned() })
+    }
+
+    /// Returns the address that it serves on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Returns the admin token.

@@ -42,7 +42,8 @@ pub struct LoadCounters {
     pub refused: AtomicU64,
 }
 
-async fn connect(address: SocketAddr) -> anyhow::Result<ApiConnection> {
+/// Opens a connection to a server.
+pub async fn connect(address: SocketAddr) -> anyhow::Result<ApiConnection> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -119,7 +120,7 @@ impl Producer {
 
     /// Hands in a body until it is accepted. A gateway that is too busy says when to
     /// come again.
-    async fn hand_in(&mut self, body: Bytes, counters: &LoadCounters) -> anyhow::Result<()> {
+    async fn send_event(&mut self, body: Bytes, counters: &LoadCounters) -> anyhow::Result<()> {
         loop {
             self.connection.ready().await?;
             let request = hyper::Request::post(&*self.path)
@@ -169,7 +170,7 @@ pub async fn saturating(
                 let first = numbers.fetch_add(scenario.batch as u64, Ordering::Relaxed);
                 let sent_at = Instant::now();
                 let body = body(&scenario, first, origin + micros(sent_at - began), &data);
-                producer.hand_in(body, &counters).await?;
+                producer.send_event(body, &counters).await?;
                 accepted.record(micros(sent_at.elapsed()))?;
                 counters.accepted.fetch_add(scenario.batch as u64, Ordering::Relaxed);
             }
@@ -238,7 +239,7 @@ pub async fn paced(
         let body = body(scenario, number, origin + micros(due.saturating_duration_since(began)), &data);
         let counters = counters.clone();
         open.spawn(async move {
-            producer.hand_in(body, &counters).await?;
+            producer.send_event(body, &counters).await?;
             counters.accepted.fetch_add(1, Ordering::Relaxed);
             anyhow::Ok((producer, micros(due.elapsed())))
         });
@@ -257,7 +258,7 @@ pub async fn fill(group: &GatewayGroup, scenario: &Scenario) -> anyhow::Result<(
     let mut sent = 0;
     while sent < scenario.backlog {
         let count = FILL_BATCH.min(scenario.backlog - sent);
-        producer.hand_in(batch(scenario, sent as u64, count, 0, &data), &counters).await?;
+        producer.send_event(batch(scenario, sent as u64, count, 0, &data), &counters).await?;
         sent += count;
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Subcommand;
 
 mod chart;
+mod dashboard;
 mod gateway;
 mod load;
 mod neighbour;
@@ -19,6 +20,7 @@ mod result;
 mod run;
 mod sampler;
 mod scenario;
+mod seed;
 mod ticker;
 
 use super::screen::Screen;
@@ -66,6 +68,8 @@ enum Benchmark {
     Saturate(SaturateArgs),
     /// A quiet tenant alone, then beside a loud one: how much of it is felt.
     Neighbour(neighbour::NeighbourArgs),
+    /// People who look at the dashboard of a large store: how long pages take, and what they cost.
+    Dashboard(dashboard::DashboardBenchArgs),
 }
 
 /// Options of every benchmark.
@@ -245,7 +249,7 @@ impl Benchmark {
                 let row = Scenario { name, ..common.single(producers) };
                 (common, vec![row])
             }
-            Self::Neighbour(_) => unreachable!("it has no rows"),
+            Self::Neighbour(_) | Self::Dashboard(_) => unreachable!("it has no rows"),
         }
     }
 }
@@ -254,6 +258,7 @@ impl Benchmark {
 pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let (common, rows) = match args.what {
         Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
+        Some(Benchmark::Dashboard(args)) => return dashboard::run(args).await,
         Some(benchmark) => benchmark.rows(),
         None => Benchmark::Single(args.single).rows(),
     };

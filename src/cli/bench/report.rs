@@ -45,7 +45,7 @@ impl BenchReport {
             line("written per delivery", &|row| format!("{:.1} KiB", row.written_bytes / 1_024.0)),
             line("memory", &|row| format!("{:.0} MiB", row.resident_bytes as f64 / 1_048_576.0)),
             line("waiting at the end", &|row| row.waiting.to_string()),
-            line("told to come later", &|row| row.refused.to_string()),
+            line("answered 429 or 503", &|row| row.refused.to_string()),
         ];
         Table::new(&titles, lines)
     }
@@ -135,7 +135,7 @@ mod tests {
         written per delivery   4.0 KiB                4.0 KiB
         memory                 200 MiB                200 MiB
         waiting at the end     1234567                1234567
-        told to come later     0                      0
+        answered 429 or 503    0                      0
         ");
     }
 

@@ -84,6 +84,8 @@ impl Scenario {
             "max_in_flight": 64,
             "rate": {"per_second": 1_000_000, "burst": 100_000},
             "retry": {"schedule": ["50ms"], "jitter": "none", "max_attempts": 20},
+            // Failures that are part of the load are no outage.
+            "breaker": {"enabled": self.failing_percent == 0},
         })
     }
 

@@ -12,6 +12,7 @@ use super::client::{Client, ClientArgs};
 use super::confirm::{ConfirmArgs, cancelled};
 use super::failure::CommandFailure;
 use super::find;
+use super::jobs::BackfillArgs;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
 use crate::api::secrets::OVERLAP_DEFAULT;
@@ -59,11 +60,11 @@ enum EndpointsAction {
         #[command(flatten)]
         settings: Box<EndpointSettingsArgs>,
     },
-    /// Stop calling one; its deliveries are held.
+    /// Pause one; its deliveries are held.
     Pause(NoteArgs),
-    /// Call a paused or disabled one again, gently at first; an active one that is left alone because of Retry-After or its breaker is called now.
+    /// Resume a paused or disabled one; its requests ramp up. An active one that waits because of Retry-After or its breaker is called now.
     Resume(NoteArgs),
-    /// Leave one alone as if it kept failing; its deliveries are held, and age on.
+    /// Open the breaker of one; its deliveries are held, and age on.
     OpenBreaker {
         #[command(flatten)]
         noted: NoteArgs,
@@ -71,7 +72,7 @@ enum EndpointsAction {
         #[arg(long = "for", value_name = "SPAN")]
         span: Option<Span>,
     },
-    /// Call one again whose breaker is open, gently at first.
+    /// Close the breaker of one; its requests ramp up.
     CloseBreaker(NoteArgs),
     /// List what has happened to one: pauses, and every move of its breaker.
     History {
@@ -80,6 +81,8 @@ enum EndpointsAction {
         #[command(flatten)]
         page: PageArgs,
     },
+    /// Give one the past events that match it and that it never got.
+    Backfill(BackfillArgs),
     /// Delete one; what waits for it is cancelled.
     Delete {
         #[command(flatten)]
@@ -115,17 +118,17 @@ enum EndpointsAction {
 
 #[derive(Debug, clap::Args)]
 struct EndpointsList {
-    /// Those of every tenant; it takes the admin token.
+    /// Those of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     /// Those whose last answer was a failure.
-    #[arg(long, requires = "all")]
+    #[arg(long)]
     failing: bool,
     /// With this text in their id, tenant, URL, description or owner's address.
-    #[arg(long, value_name = "TEXT", requires = "all")]
+    #[arg(long, value_name = "TEXT")]
     q: Option<String>,
-    /// In this order: newest, failures or waiting.
-    #[arg(long, value_parser = ["newest", "failures", "waiting"], requires = "all")]
+    /// In this order: newest, attention, failures or waiting.
+    #[arg(long, value_parser = ["newest", "attention", "failures", "waiting"])]
     sort: Option<String>,
     /// In this state.
     #[arg(long, value_parser = parser::<EndpointState>())]
@@ -216,6 +219,7 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
         EndpointsAction::Lanes { id: EndpointIdArg { id }, blocked, page } => {
             lanes(&mut client, &id, blocked, page).await
         }
+        EndpointsAction::Backfill(backfill) => backfill.start(&mut client).await,
         EndpointsAction::Test(EndpointIdArg { id }) => post(&mut client, &id, &["test"], JsonBody::default()).await,
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::cli::request::{JsonBody, json, rate};
 use crate::model::delivery::BodyFormat;
-use crate::model::endpoint::{OnDead, Ordering};
+use crate::model::endpoint::{ListensTo, OnDead, Ordering};
 use crate::model::named_enum::{NamedEnum, parser};
 use crate::model::preset::Preset;
 use crate::model::signing::{SignatureProfile, Signing};
@@ -56,7 +56,7 @@ struct TlsArgs {
     /// The file with the private key that belongs to it, in PEM; none for none.
     #[arg(long, value_name = "FILE")]
     tls_client_key: Option<PathBuf>,
-    /// The oldest version of TLS that is spoken with it.
+    /// The oldest version of TLS that is allowed.
     #[arg(long, value_parser = parser::<TlsVersion>())]
     tls_min_version: Option<TlsVersion>,
 }
@@ -87,6 +87,12 @@ pub struct EndpointSettingsArgs {
     /// A pattern of event types it wants, such as invoice.*; every type when left out.
     #[arg(long = "event-type", value_name = "PATTERN", value_delimiter = ',')]
     event_types: Vec<String>,
+    /// Which events it gets: those of producers, or the operational events about its own tenant.
+    #[arg(long, value_parser = parser::<ListensTo>())]
+    listens_to: Option<ListensTo>,
+    /// Settings that follow the tenant's defaults: retry, status_rules, max_in_flight, timeout; none for none.
+    #[arg(long, value_name = "SETTING", value_delimiter = ',')]
+    inherits: Vec<String>,
     /// What people call it.
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
@@ -115,16 +121,16 @@ pub struct EndpointSettingsArgs {
     /// How often it may be called: per second and at once, such as 500/50; none for the default.
     #[arg(long, value_name = "N/BURST", value_parser = rate)]
     rate: Option<String>,
-    /// Who is written to when it fails for long; none for nobody.
+    /// Mail address to notify when it fails for long; none for nobody.
     #[arg(long, value_name = "ADDRESS")]
     owner_email: Option<String>,
-    /// When it is left alone because it keeps failing: off, on, or JSON such as '{"consecutive_failures":5,"cooldown":"30s"}'.
+    /// When its breaker opens: off, on, or JSON such as '{"consecutive_failures":5,"cooldown":"30s"}'.
     #[arg(long, value_name = "on|off|JSON", value_parser = breaker)]
     breaker: Option<String>,
     /// A header to send along, such as X-Team=billing.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Something of your own to keep with it, such as team=billing.
+    /// Metadata, such as team=billing.
     #[arg(long, value_name = "NAME=VALUE", value_parser = metadata)]
     metadata: Vec<(String, String)>,
     /// The retry policy: a preset (standard, quick, hourly, stepped, patient, long), or JSON such as '{"schedule":["30s","2m"],"max_attempts":5}'.
@@ -147,7 +153,7 @@ pub struct EndpointSettingsArgs {
 }
 
 /// A policy or filter takes the place of the one before it; left to a merge
-/// patch, what the old one said and the new one does not would live on.
+/// patch, fields of the old one that the new one does not have would stay.
 const RETRY_FIELDS: &[&str] =
     &["preset", "backoff", "schedule", "jitter", "max_attempts", "max_age", "retry_after_max"];
 const FILTER_FIELDS: &[&str] = &["all", "any", "not", "path", "equals", "in", "exists", "gt", "lt", "prefix"];
@@ -204,11 +210,24 @@ impl EndpointSettingsArgs {
         (!given.is_empty()).then(|| serde_json::json!(given))
     }
 
+    /// Returns the names of inherited settings that were given; the word `none`
+    /// stands for an empty list.
+    fn inherited(&self) -> Option<Vec<&str>> {
+        let names: Vec<&str> = self.inherits.iter().map(String::as_str).collect();
+        match names[..] {
+            [] => None,
+            ["none"] => Some(Vec::new()),
+            _ => Some(names),
+        }
+    }
+
     /// Adds the settings that were given to a body.
     pub fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
         let (headers, metadata) = (object(&self.headers), object(&self.metadata));
         let body = body
             .field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
+            .field("listens_to", self.listens_to.as_ref())
+            .field("inherits", self.inherited().as_ref())
             .field("description", self.description.as_ref())
             .field("ordering", self.ordering.as_ref())
             .field("on_dead", self.on_dead.as_ref())

@@ -6,16 +6,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
 use http::StatusCode;
+use jiff::Timestamp;
+use posthaste_receiver::VerifyError;
 
-use super::script::{AnswerScript, ScriptedAnswer};
-use crate::lifecycle::deliver::sign::SignatureError;
+use super::script::{AnswerScript, ReplyAction, ScriptedReply};
 
 /// The events and counters of one run.
 #[derive(Debug)]
 pub struct RequestLedger {
     script: AnswerScript,
+    /// Reply to a request whose event was applied already.
+    duplicate_reply: ScriptedReply,
     /// Every event seen, with whether it was applied.
     events: HashMap<Box<str>, bool>,
     totals: RequestTotals,
@@ -41,7 +45,7 @@ pub enum SignatureCheck {
     /// The receiver has no secret to check it with.
     NotVerified,
     /// The signature is missing or not valid.
-    Refused(SignatureError),
+    Refused(VerifyError),
 }
 
 /// The kind of a request, by its event and signature.
@@ -62,38 +66,61 @@ pub enum RequestKind {
 pub struct ReceiverReply {
     /// Kind of the request.
     pub kind: RequestKind,
-    /// Answer to send; none when the connection is dropped.
-    pub answer: Option<ScriptedAnswer>,
+    /// Reply that is given, and when.
+    pub reply: ScriptedReply,
 }
 
 impl RequestLedger {
-    /// Returns an empty ledger with this script.
-    pub fn new(script: AnswerScript) -> Self {
-        Self { script, events: HashMap::new(), totals: RequestTotals::default() }
+    /// Returns an empty ledger with this script and this reply to duplicates.
+    pub fn new(script: AnswerScript, duplicate_reply: ScriptedReply) -> Self {
+        Self { script, duplicate_reply, events: HashMap::new(), totals: RequestTotals::default() }
     }
 
-    /// Decides the reply to a request and records it. The event of a dropped request
-    /// is not applied.
-    pub fn decide(&mut self, id: Option<&str>, signature: &SignatureCheck, is_dropped: bool) -> ReceiverReply {
+    /// Replies by another script from now on, beginning with its first step.
+    pub fn change_script(&mut self, script: AnswerScript) {
+        self.script = script;
+    }
+
+    /// Decides the reply to a request and records it. The event of a request that is
+    /// dropped or hangs is not applied.
+    pub fn decide(
+        &mut self,
+        id: Option<&str>,
+        signature: &SignatureCheck,
+        is_dropped: bool,
+        now: Timestamp,
+    ) -> ReceiverReply {
         self.totals.requests += 1;
         let kind = self.kind(id, signature);
         self.totals.repeats += u64::from(kind == RequestKind::Repeat);
         if is_dropped {
             self.totals.dropped += 1;
-            return ReceiverReply { kind, answer: None };
+            let reply = ScriptedReply { action: ReplyAction::Drop, delay: Duration::ZERO };
+            return ReceiverReply { kind, reply };
         }
-        let answer = match kind {
-            RequestKind::Forged => ScriptedAnswer::plain(StatusCode::BAD_REQUEST),
-            RequestKind::Duplicate => ScriptedAnswer::plain(StatusCode::OK),
-            RequestKind::New | RequestKind::Repeat => self.script.use_next(),
+        let reply = match kind {
+            RequestKind::Forged => ScriptedReply::plain(StatusCode::BAD_REQUEST),
+            RequestKind::Duplicate => self.duplicate_reply,
+            RequestKind::New | RequestKind::Repeat => self.script.use_next(now),
         };
         match kind {
             RequestKind::Forged => self.totals.refused += 1,
             RequestKind::Duplicate => self.totals.duplicates += 1,
-            RequestKind::New | RequestKind::Repeat if answer.status.is_success() => self.apply(id),
-            RequestKind::New | RequestKind::Repeat => {}
+            RequestKind::New | RequestKind::Repeat => match reply.action {
+                ReplyAction::Answer(answer) if answer.status.is_success() => self.apply(id),
+                ReplyAction::Drop => self.totals.dropped += 1,
+                ReplyAction::Answer(_) | ReplyAction::Pass | ReplyAction::Hang => {}
+            },
         }
-        ReceiverReply { kind, answer: Some(answer) }
+        ReceiverReply { kind, reply }
+    }
+
+    /// Records that the service answered a forwarded request with success.
+    pub fn record_passed(&mut self, id: Option<&str>, kind: RequestKind) {
+        match kind {
+            RequestKind::New | RequestKind::Repeat => self.apply(id),
+            RequestKind::Duplicate | RequestKind::Forged => {}
+        }
     }
 
     fn kind(&mut self, id: Option<&str>, signature: &SignatureCheck) -> RequestKind {
@@ -157,13 +184,22 @@ impl fmt::Display for SignatureCheck {
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
     fn ledger(script: &str) -> RequestLedger {
-        RequestLedger::new(script.parse().unwrap())
+        RequestLedger::new(script.parse().unwrap(), ScriptedReply::plain(StatusCode::OK))
+    }
+
+    fn status(reply: ReceiverReply) -> u16 {
+        match reply.reply.action {
+            ReplyAction::Answer(answer) => answer.status.as_u16(),
+            action => panic!("{action:?} is no answer"),
+        }
     }
 
     fn ask(ledger: &mut RequestLedger, id: &str) -> (RequestKind, u16) {
-        let reply = ledger.decide(Some(id), &SignatureCheck::Verified, false);
-        (reply.kind, reply.answer.unwrap().status.as_u16())
+        let reply = ledger.decide(Some(id), &SignatureCheck::Verified, false, NOW);
+        (reply.kind, status(reply))
     }
 
     #[test]
@@ -183,19 +219,28 @@ mod tests {
     #[test]
     fn a_dropped_request_uses_up_nothing_and_applies_nothing() {
         let mut ledger = ledger("503,200");
-        assert_eq!(
-            ledger.decide(Some("a"), &SignatureCheck::Verified, true),
-            ReceiverReply { kind: RequestKind::New, answer: None }
-        );
+        let dropped = ledger.decide(Some("a"), &SignatureCheck::Verified, true, NOW);
+        assert_eq!((dropped.kind, dropped.reply.action), (RequestKind::New, ReplyAction::Drop));
         assert_eq!(ask(&mut ledger, "a"), (RequestKind::Repeat, 503));
+    }
+
+    #[test]
+    fn a_request_that_hangs_or_is_passed_on_is_applied_only_by_the_service() {
+        let mut ledger = ledger("hang,pass,200");
+        assert_eq!(ledger.decide(Some("a"), &SignatureCheck::Verified, false, NOW).reply.action, ReplyAction::Hang);
+        let passed = ledger.decide(Some("a"), &SignatureCheck::Verified, false, NOW);
+        assert_eq!((passed.kind, passed.reply.action), (RequestKind::Repeat, ReplyAction::Pass));
+        ledger.record_passed(Some("a"), passed.kind);
+        assert_eq!(ask(&mut ledger, "a"), (RequestKind::Duplicate, 200));
+        assert!(ledger.totals().to_string().contains("1 applied"));
     }
 
     #[test]
     fn a_forged_request_is_refused_and_its_id_is_not_remembered() {
         let mut ledger = ledger("200");
-        let forged = SignatureCheck::Refused(SignatureError::NoMatch);
-        let reply = ledger.decide(Some("a"), &forged, false);
-        assert_eq!((reply.kind, reply.answer.unwrap().status.as_u16()), (RequestKind::Forged, 400));
+        let forged = SignatureCheck::Refused(VerifyError::MissingHeader("webhook-id"));
+        let reply = ledger.decide(Some("a"), &forged, false, NOW);
+        assert_eq!((reply.kind, status(reply)), (RequestKind::Forged, 400));
         assert_eq!(ask(&mut ledger, "a"), (RequestKind::New, 200));
     }
 
@@ -203,7 +248,7 @@ mod tests {
     fn without_an_id_every_request_is_new() {
         let mut ledger = ledger("200");
         for _ in 0..2 {
-            assert_eq!(ledger.decide(None, &SignatureCheck::NotVerified, false).kind, RequestKind::New);
+            assert_eq!(ledger.decide(None, &SignatureCheck::NotVerified, false, NOW).kind, RequestKind::New);
         }
     }
 }

@@ -4,42 +4,40 @@
 //! decides each reply on arrival, so that the repeat of a request that timed out is
 //! recognised.
 
-use parking_lot::Mutex;
-use std::io::Write;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use bytes::Bytes;
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use jiff::Timestamp;
-use tokio::net::{TcpListener, TcpStream};
+use http::StatusCode;
+use parking_lot::Mutex;
+use posthaste_receiver::{Profile, Verifier};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use url::Url;
 
-use self::ledger::{ReceiverReply, RequestLedger, SignatureCheck};
-use self::script::{AnswerScript, ScriptedAnswer};
-use self::show::{ReceivedRequest, shown_body};
-use super::client::fetch;
-use super::failure::CommandFailure;
-use super::output::{clean, print};
+use self::forward::Forwarder;
+use self::ledger::RequestLedger;
+use self::receiver::ListenReceiver;
+use self::record::{Recorder, read_recording};
+use self::script::{AnswerScript, ReplyAction, ScriptedReply};
+use self::sign_anew::ReplaySigner;
+use super::contexts_file::server_url;
+use super::failure::{CommandFailure, ExitReason};
+use super::output::print;
 use crate::clock::{Clock, SystemClock};
 use crate::config::ListenAddress;
-use crate::lifecycle::deliver::keys::{public_half, secret_key};
-use crate::lifecycle::deliver::sign::verify;
 use crate::model::span::Span;
 
+pub mod forward;
 pub mod ledger;
+pub mod receiver;
+pub mod record;
 pub mod script;
 pub mod show;
-
-const BODY_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+mod shown_body;
+mod sign_anew;
 
 /// Where to listen, and how to behave.
 #[derive(Debug, clap::Args)]
@@ -56,9 +54,18 @@ pub struct ListenArgs {
         value_delimiter = ','
     )]
     secrets: Vec<String>,
-    /// What to answer: steps of STATUS[xCOUNT][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,200. With :abort or :disable it says so in webhook-delivery.
-    #[arg(long, value_name = "SCRIPT", default_value = "200", hide_default_value = true)]
-    respond: AnswerScript,
+    /// What to answer: steps of ANSWER[xCOUNT or xSPAN][@DELAY][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,hangx1m,200@2s. ANSWER is a status, `hang`, `drop`, or `pass` for that of the service. With :abort or :disable it says so in webhook-delivery; with `repeat` as the last step the script starts again. Without it, `pass` where requests are forwarded, else 200.
+    #[arg(long, value_name = "SCRIPT")]
+    respond: Option<AnswerScript>,
+    /// Pass each request on to this URL of yours, byte for byte, and show both answers.
+    #[arg(long, value_name = "URL", value_parser = server_url)]
+    forward: Option<Url>,
+    /// Write each request to this file, one JSON object per line.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Take the requests of this recording instead of listening: print them, and pass them on with --forward. With a shared secret in --secret they are signed anew.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "respond", "record", "latency", "drop", "fetch"])]
+    replay: Option<PathBuf>,
     /// Wait so long before each answer; duplicates are answered at once.
     #[arg(long, value_name = "SPAN")]
     latency: Option<Span>,
@@ -73,33 +80,86 @@ pub struct ListenArgs {
     quiet: bool,
 }
 
-/// Listens until it is stopped, then prints the totals.
+/// Listens until it is stopped, or takes the requests of a recording; then prints the
+/// totals.
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
-    check_secrets(&args.secrets)?;
+    let script = script(&args)?;
+    let verifier = verifier(&args.secrets)?;
+    if let Some(recording) = &args.replay {
+        return replay(recording, &args, script, verifier).await;
+    }
+    let recorder = args.record.as_deref().map(Recorder::open).transpose()?;
     let listener = TcpListener::bind(args.listen.0).await.map_err(|problem| {
         anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen.0)
     })?;
     let mut terminated = signal(SignalKind::terminate())?;
-    print(&banner(listener.local_addr()?, &args))?;
-    let receiver = Arc::new(ListenReceiver {
-        ledger: Mutex::new(RequestLedger::new(args.respond)),
-        secrets: args.secrets,
-        latency: args.latency.map_or(Duration::ZERO, |span| span.0),
-        drop_share: args.drop.unwrap_or(0.0),
-        is_quiet: args.quiet,
-        fetches: args.fetch,
-    });
+    print(&banner(listener.local_addr()?, &args, &script))?;
+    let receiver = Arc::new(ListenReceiver { recorder, ..receiver(&args, script, verifier) });
     tokio::select! {
-        () = accept(&listener, &receiver) => {}
+        () = receiver.clone().serve(listener) => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
         _ = terminated.recv() => {}
     }
-    let totals = receiver.ledger().totals();
-    print(&format!("\n{totals}"))
+    print(&format!("\n{}", receiver.totals()))
 }
 
-fn banner(address: SocketAddr, args: &ListenArgs) -> String {
-    let mut banner = format!("listening on http://{address}, answering {}\n", args.respond);
+/// Returns the script that was given, else what is usual.
+fn script(args: &ListenArgs) -> anyhow::Result<AnswerScript> {
+    let is_forwarding = args.forward.is_some();
+    let usual = if is_forwarding { "pass" } else { "200" };
+    let script = args.respond.clone().unwrap_or_else(|| usual.parse().expect("a status and pass are scripts"));
+    if script.passes() && !is_forwarding {
+        bail!(CommandFailure::usage(
+            "the script has the step pass, and there is no service to pass it to; name its URL with --forward"
+        ));
+    }
+    Ok(script)
+}
+
+fn receiver(args: &ListenArgs, script: AnswerScript, verifier: Option<Verifier>) -> ListenReceiver {
+    let duplicate_reply = match args.forward {
+        Some(_) => ScriptedReply { action: ReplyAction::Pass, delay: Duration::ZERO },
+        None => ScriptedReply::plain(StatusCode::OK),
+    };
+    ListenReceiver {
+        ledger: Mutex::new(RequestLedger::new(script, duplicate_reply)),
+        verifier,
+        forwarder: args.forward.clone().map(Forwarder::new),
+        recorder: None,
+        latency: args.latency.map_or(Duration::ZERO, |span| span.0),
+        drop_share: args.drop.unwrap_or(0.0),
+        prints: !args.quiet,
+        fetches: args.fetch,
+    }
+}
+
+/// Takes the requests of a recording, one after the other.
+async fn replay(
+    recording: &Path,
+    args: &ListenArgs,
+    script: AnswerScript,
+    verifier: Option<Verifier>,
+) -> anyhow::Result<()> {
+    let requests = read_recording(recording)?;
+    let signer = ReplaySigner::new(&args.secrets).filter(|_| args.forward.is_some());
+    let receiver = receiver(args, script, verifier);
+    let (count, mut failed) = (requests.len(), 0);
+    for mut request in requests {
+        if let Some(signer) = &signer {
+            signer.sign(&mut request, SystemClock.now());
+        }
+        failed += usize::from(!receiver.replay(&request).await);
+    }
+    print(&format!("\n{}", receiver.totals()))?;
+    if failed > 0 {
+        let sentence = format!("{failed} of {count} requests were not answered with 2xx by the service");
+        bail!(CommandFailure::new(ExitReason::Refused, sentence));
+    }
+    Ok(())
+}
+
+fn banner(address: SocketAddr, args: &ListenArgs, script: &AnswerScript) -> String {
+    let mut banner = format!("listening on http://{address}, answering {script}\n");
     banner.push_str(&format!("create an endpoint for it:  posthaste endpoints create http://{address}/\n"));
     if address.ip().is_loopback() {
         let range = if address.is_ipv4() { "127.0.0.0/8" } else { "::1/128" };
@@ -107,6 +167,8 @@ fn banner(address: SocketAddr, args: &ListenArgs) -> String {
             "(the gateway calls this machine only when it was started with --allow-egress {range})\n"
         ));
     }
+    banner.extend(args.forward.as_ref().map(|url| format!("requests are passed on to {url}\n")));
+    banner.extend(args.record.as_ref().map(|file| format!("requests are recorded in {}\n", file.display())));
     banner.push_str(if args.secrets.is_empty() {
         "signatures are not verified; give the endpoint's secret with --secret\n"
     } else {
@@ -115,141 +177,15 @@ fn banner(address: SocketAddr, args: &ListenArgs) -> String {
     banner
 }
 
-async fn accept(listener: &TcpListener, receiver: &Arc<ListenReceiver>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                tokio::spawn(serve(stream, receiver.clone()));
-            }
-            // Most likely there is no free file handle; wait until other connections close.
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
+/// Returns the verifier of the secrets, if there are any. The command line's parser does
+/// not check them, because it would repeat the secret in its message.
+fn verifier(secrets: &[String]) -> anyhow::Result<Option<Verifier>> {
+    if secrets.is_empty() {
+        return Ok(None);
     }
-}
-
-async fn serve(stream: TcpStream, receiver: Arc<ListenReceiver>) {
-    // Answers are small, and Nagle's algorithm would delay them.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(|request| receiver.receive(request));
-    // A broken connection is the sender's fault, or was asked for with --drop.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
-}
-
-/// The error that ends a connection without an answer.
-#[derive(Debug, thiserror::Error)]
-#[error("the connection is dropped, as asked for")]
-struct ConnectionDropped;
-
-struct ListenReceiver {
-    ledger: Mutex<RequestLedger>,
-    secrets: Vec<String>,
-    latency: Duration,
-    drop_share: f64,
-    is_quiet: bool,
-    /// Whether the data of thin events is fetched.
-    fetches: bool,
-}
-
-impl ListenReceiver {
-    async fn receive(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, ConnectionDropped> {
-        let (head, body) = request.into_parts();
-        let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
-            return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB, or broke off"));
-        };
-        let body = body.to_bytes();
-        let now = SystemClock.now();
-        let signature = self.check_signature(&head.headers, &body, now);
-        let is_dropped = self.drop_share > 0.0 && rand::random::<f64>() < self.drop_share;
-        let id = head.headers.get("webhook-id").and_then(|id| id.to_str().ok());
-
-        let reply = self.ledger().decide(id, &signature, is_dropped);
-        if !self.is_quiet {
-            let received = ReceivedRequest { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
-            // A failed write is ignored, because it must not change the reply.
-            let _ = std::io::stdout().write_all(received.render(&signature, reply).as_bytes());
-            if self.fetches && reply.kind != ledger::RequestKind::Forged {
-                // The gateway is answered first: it counts the time that the receiver takes.
-                tokio::spawn(fetch_data(body));
-            }
-        }
-        self.answer(signature, reply).await
-    }
-
-    fn check_signature(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> SignatureCheck {
-        let mut check = SignatureCheck::NotVerified;
-        for secret in &self.secrets {
-            match verify(secret, headers, body, now) {
-                Ok(()) => return SignatureCheck::Verified,
-                Err(why) => check = SignatureCheck::Refused(why),
-            }
-        }
-        check
-    }
-
-    async fn answer(
-        &self,
-        signature: SignatureCheck,
-        reply: ReceiverReply,
-    ) -> Result<Response<Full<Bytes>>, ConnectionDropped> {
-        let answer = reply.answer.ok_or(ConnectionDropped)?;
-        match (signature, reply.kind) {
-            (SignatureCheck::Refused(why), _) => return Ok(refusal(answer.status, &why.to_string())),
-            (_, ledger::RequestKind::Duplicate) => return Ok(response(answer, Full::default())),
-            (_, ledger::RequestKind::New | ledger::RequestKind::Repeat | ledger::RequestKind::Forged) => {}
-        }
-        if !self.latency.is_zero() {
-            tokio::time::sleep(self.latency).await;
-        }
-        Ok(response(answer, Full::default()))
-    }
-
-    fn ledger(&self) -> parking_lot::MutexGuard<'_, RequestLedger> {
-        self.ledger.lock()
-    }
-}
-
-/// Fetches what the body of a thin event links to, and prints it.
-async fn fetch_data(body: Bytes) {
-    #[derive(serde::Deserialize)]
-    struct Thin {
-        id: String,
-        data_url: String,
-    }
-    let Ok(Thin { id, data_url }) = serde_json::from_slice(&body) else { return };
-    let line = match fetch(&data_url).await {
-        Ok(data) => format!("    data of {}: {}\n", clean(&id), shown_body(&data)),
-        Err(problem) => format!("    data of {} was not fetched: {}\n", clean(&id), clean(&format!("{problem:#}"))),
-    };
-    let _ = std::io::stdout().write_all(line.as_bytes());
-}
-
-fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
-    response(ScriptedAnswer::plain(status), Full::from(format!("{why}\n")))
-}
-
-fn response(answer: ScriptedAnswer, body: Full<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(body);
-    *response.status_mut() = answer.status;
-    if let Some(seconds) = answer.retry_after {
-        response.headers_mut().insert(RETRY_AFTER, seconds.into());
-    }
-    if let Some(word) = answer.word {
-        response.headers_mut().insert("webhook-delivery", HeaderValue::from_static(word));
-    }
-    response
-}
-
-/// Refuses malformed secrets. The command line's parser does not check them, because
-/// it would repeat the secret in its message.
-fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
-    match secrets.iter().position(|secret| secret_key(secret).is_none() && public_half(secret).is_none()) {
-        None => Ok(()),
-        Some(n) => bail!(CommandFailure::usage(format!(
-            "secret {} of {} is neither whsec_ and 24 to 64 bytes in base64 nor whpk_ and 32; `posthaste endpoints secrets ID` shows both",
-            n + 1,
-            secrets.len()
-        ))),
-    }
+    let verifier = Verifier::new(Profile::Standard, secrets);
+    let told = |problem| CommandFailure::usage(format!("{problem} (`posthaste endpoints secrets ID`)"));
+    Ok(Some(verifier.map_err(told)?))
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
@@ -273,8 +209,8 @@ mod tests {
     #[test]
     fn a_wrong_secret_is_refused_without_repeating_it() {
         let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned();
-        assert!(check_secrets(std::slice::from_ref(&good)).is_ok());
-        let refusal = check_secrets(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
-        assert!(refusal.starts_with("secret 2 of 2 is neither") && !refusal.contains("short"), "{refusal}");
+        assert!(verifier(std::slice::from_ref(&good)).unwrap().is_some() && verifier(&[]).unwrap().is_none());
+        let refusal = verifier(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
+        assert!(refusal.starts_with("secret 2 is neither") && !refusal.contains("short"), "{refusal}");
     }
 }

@@ -19,7 +19,7 @@ pub fn draw(preview: &Preview) -> String {
         wrapped(&preview.policy, ""),
         attempts(&preview.attempts),
         survival(&preview.survival),
-        format!("{}\n{}", wrapped(&recovery(preview), ""), wrapped(ASSUMED, "")),
+        [&recovery(preview), &preview.age, ASSUMED].map(|text| wrapped(text, "")).join("\n"),
     ];
     parts.map(|part| part.trim_end().to_owned()).join("\n\n")
 }

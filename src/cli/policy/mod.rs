@@ -16,7 +16,7 @@ use crate::model::named_enum::parser;
 use crate::model::parse_fault::{data_fault, json_fault};
 use crate::model::policy::RetryPolicy;
 use crate::model::preset::Preset;
-use crate::model::preview::preview;
+use crate::model::preview::{Preview, age_rule, preview};
 use crate::model::retry_spec::RetrySpec;
 use crate::model::span::Span;
 
@@ -47,7 +47,7 @@ enum PolicyAction {
         /// A file that holds a policy as JSON, such as {"preset":"quick","max_attempts":10}; `-` is standard input.
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
-        /// How long the receiver is away; a few outages that tell something when left out.
+        /// Length of the outage; several usual lengths when left out.
         #[arg(long, value_name = "SPAN")]
         outage: Option<Span>,
     },
@@ -56,20 +56,21 @@ enum PolicyAction {
 /// Computes the preview and prints it.
 pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
     let PolicyAction::Preview { name, preset, endpoint, file, outage } = args.action;
-    let policy = match (endpoint, file) {
+    let (policy, pauses_age) = match (endpoint, file) {
         (Some(endpoint), _) => policy_of(&args.access, &endpoint).await?,
-        (None, Some(file)) => read_policy(&file)?,
-        (None, None) => name.or(preset).unwrap_or(Preset::Standard).policy(),
+        (None, Some(file)) => (read_policy(&file)?, None),
+        (None, None) => (name.or(preset).unwrap_or(Preset::Standard).policy(), None),
     };
-    let preview = preview(&policy, outage);
+    let preview = Preview { age: age_rule(&policy, pauses_age), ..preview(&policy, outage) };
     match args.access.output {
         OutputFormat::Json => print(&serde_json::to_string_pretty(&preview)?),
         OutputFormat::Table => print(&chart::draw(&preview)),
     }
 }
 
-/// Returns the policy that an endpoint's deliveries are judged by.
-async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<RetryPolicy> {
+/// Returns the policy that an endpoint's deliveries are judged by, and whether
+/// its breaker pauses their age.
+async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<(RetryPolicy, Option<bool>)> {
     let mut client = access.client().await?;
     let answer = output::parse(&find::get(&mut client, "endpoint", &["endpoints", endpoint]).await?)?;
     let mut policy = policy_from_json(endpoint, answer["retry"].to_string().as_bytes())?;
@@ -81,7 +82,7 @@ async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<RetryP
     if let Some(most) = capped("max_age").and_then(|most| most.parse().ok()) {
         policy.max_age = most;
     }
-    Ok(policy)
+    Ok((policy, answer["breaker"]["pauses_age"].as_bool()))
 }
 
 fn read_policy(file: &Path) -> anyhow::Result<RetryPolicy> {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use http::HeaderMap;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
 use super::DeliveryContext;
 use super::lease_guard::{LeaseGuard, needed, run_within};
-use super::sign::{sha256_hex, sign};
+use super::sign::{TRACE_HEADERS, sha256_hex, sign, trace_headers};
 use crate::lifecycle::expiry_schedule::just_after;
 use crate::model::answer::{Answer, FailureKind};
 use crate::model::attempt::{Attempt, Decision};
@@ -122,7 +123,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
         return ClaimResult::Outcome(ClaimOutcome::Expired { by: end.by, progress: claim.progress }, None);
     }
     let wall = context.clock.wall();
-    let request = match sign(claim, &endpoint, &context.links, wall) {
+    let mut request = match sign(claim, &endpoint, &context.links, wall) {
         Ok(request) => request,
         Err(why) => {
             error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
@@ -131,11 +132,14 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
             return ClaimResult::Outcome(ClaimOutcome::PutBack { due_at }, None);
         }
     };
+    let traceparent = pass_trace_on(context, claim, &mut request.headers);
     let body_sha256 = sha256_hex(&request.body);
     let Some(answer) = run_within(&leased, context.sender.send(request)).await else { return leased.too_short() };
-    let sent = SentRequest { endpoint: &endpoint, started_at, wall, body_sha256 };
+    let sent = SentRequest { endpoint: &endpoint, started_at, wall, body_sha256, traceparent };
     let (outcome, result) = decide(context, claim, sent, answer);
-    log_attempt(claim, &endpoint, &outcome);
+    if !claim.event.is_self_test() && is_logged(context, &outcome) {
+        log_attempt(claim, &endpoint, &outcome);
+    }
     ClaimResult::Outcome(outcome, result)
 }
 
@@ -161,6 +165,19 @@ struct SentRequest<'a> {
     /// The wall time that was signed.
     wall: Timestamp,
     body_sha256: String,
+    /// The `traceparent` that was sent.
+    traceparent: Option<String>,
+}
+
+/// Adds the headers of the trace that the event belongs to, in place of custom ones,
+/// if its producer gave one. Returns the `traceparent`.
+fn pass_trace_on(context: &DeliveryContext, claim: &Claim, headers: &mut HeaderMap) -> Option<String> {
+    let trace = claim.event.trace.as_ref()?;
+    let span = context.notifier.tracer().and_then(|tracer| tracer.attempt_span(claim));
+    let traceparent = span.map_or_else(|| trace.traceparent().to_owned(), |span| trace.traceparent_of(span));
+    TRACE_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
+    headers.extend(trace_headers(&traceparent, trace.tracestate()));
+    Some(traceparent)
 }
 
 /// Decides what the answer means for the delivery, by the endpoint's present
@@ -228,6 +245,10 @@ fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision
     let status = response.as_ref().map(|response| response.status);
     let response = response.unwrap_or_default();
     let settings = &sent.endpoint.settings;
+    let is_traced = sent.traceparent.is_some();
+    let is_ours = |name: &str| {
+        is_reserved(name) || is_traced && TRACE_HEADERS.iter().any(|ours| name.eq_ignore_ascii_case(ours.as_str()))
+    };
     Attempt {
         number,
         started_at: sent.wall,
@@ -237,13 +258,14 @@ fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision
         status,
         error,
         refused_target,
-        custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
+        custom_headers: settings.headers.keys().filter(|name| !is_ours(name)).cloned().collect(),
         signatures: settings
             .signatures
             .iter()
             .copied()
             .filter(|profile| *profile != SignatureProfile::Standard)
             .collect(),
+        traceparent: sent.traceparent,
         secret_id: sent.endpoint.secrets.iter().find(|secret| secret.is_active(sent.wall)).map(|secret| secret.id),
         response_headers: response.headers,
         response_body: response.body,
@@ -251,6 +273,12 @@ fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision
         body_sha256: sent.body_sha256,
         decision,
     }
+}
+
+/// Whether the outcome has a line in the log, as far as the settings decide it.
+fn is_logged(context: &DeliveryContext, outcome: &ClaimOutcome) -> bool {
+    let is_delivered = matches!(outcome, ClaimOutcome::Attempted { next: NextState::Delivered, .. });
+    context.logged_attempts.includes(is_delivered, || context.draw())
 }
 
 /// Logs an attempt, or that none was made.

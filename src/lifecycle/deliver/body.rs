@@ -1,8 +1,15 @@
 //! Builds the body of a delivery, the same on every attempt and every replay.
+//!
+//! Invariant: what a format sends never changes, since deliveries of older versions
+//! are sent again with it. A body with another field or another order is a new
+//! [`BodyFormat`], which new deliveries get in the place of the old one; the code
+//! that is stored with a delivery is the version of its body. What else a body
+//! depends on is stored with the event.
 
 use bytes::Bytes;
 
 use crate::lifecycle::links::{Links, NoPublicUrl};
+use crate::model::chat_message;
 use crate::model::delivery::BodyFormat;
 use crate::model::event::EventKey;
 use crate::store::Claim;
@@ -12,15 +19,27 @@ pub fn body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
     Ok(match claim.format {
         BodyFormat::Envelope => envelope(claim),
         BodyFormat::Raw => claim.event.data.clone(),
-        BodyFormat::Thin => thin(claim, &links.url(&claim.event.tenant, claim.id)?),
+        BodyFormat::Thin => {
+            let base = claim.event.link_base.as_deref();
+            thin(claim, &links.url(base, &claim.event.tenant, claim.id)?)
+        }
         BodyFormat::Cloudevents => cloud_event(claim),
+        format @ (BodyFormat::Slack | BodyFormat::Teams | BodyFormat::Discord | BodyFormat::Mattermost) => {
+            chat_message::message(format, &claim.event).to_string().into()
+        }
     })
 }
 
 /// Returns the content type of a body format.
 pub fn content_type(format: BodyFormat) -> &'static str {
     match format {
-        BodyFormat::Envelope | BodyFormat::Raw | BodyFormat::Thin => "application/json",
+        BodyFormat::Envelope
+        | BodyFormat::Raw
+        | BodyFormat::Thin
+        | BodyFormat::Slack
+        | BodyFormat::Teams
+        | BodyFormat::Discord
+        | BodyFormat::Mattermost => "application/json",
         BodyFormat::Cloudevents => "application/cloudevents+json",
     }
 }
@@ -146,13 +165,23 @@ mod tests {
         claim.format = BodyFormat::Thin;
         assert_eq!(body(&claim, &links(None)), Err(NoPublicUrl));
         let links = links(Some("https://hooks.example.com"));
-        let url = links.url(&claim.event.tenant, claim.id).unwrap();
+        let url = links.url(None, &claim.event.tenant, claim.id).unwrap();
         let thin = format!(
             r#"{{"id":"evt_1","type":"invoice.paid","timestamp":"2023-11-14T22:13:20.000Z","data_url":"{url}"}}"#
         );
         assert_eq!(body(&claim, &links).unwrap(), thin);
         claim.progress.attempts = 7;
         assert_eq!(body(&claim, &links).unwrap(), thin, "on every attempt");
+    }
+
+    #[test]
+    fn another_public_url_changes_no_thin_body() {
+        let mut claim = claim(b"{}");
+        claim.format = BodyFormat::Thin;
+        std::sync::Arc::make_mut(&mut claim.event).link_base = Some("https://hooks.example.com".into());
+        let before = body(&claim, &links(Some("https://hooks.example.com"))).unwrap();
+        assert_eq!(body(&claim, &links(Some("https://elsewhere.example.com"))).unwrap(), before);
+        assert_eq!(body(&claim, &links(None)).unwrap(), before);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
 use super::connection_record::{ConnectFailure, ConnectionRecord};
@@ -146,7 +146,8 @@ impl Connector {
     /// Connects to a checked address, through the proxy if there is one.
     async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, AttemptFailure> {
         let Some(proxy) = self.egress.proxy() else {
-            let tcp = connect(to).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
+            let source = self.egress.sources().source_for(to.ip());
+            let tcp = connect(to, source).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
             let peer = tcp.peer_addr().map_err(|problem| unconnected(name, to.port(), &problem))?;
             if !self.egress.is_peer(peer, to) {
                 return Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere")));
@@ -155,7 +156,7 @@ impl Connector {
         };
         let mut last = proxy_failure(proxy, "it has no address");
         for address in self.egress.find_proxy(proxy).await? {
-            match connect(address).await {
+            match connect(address, None).await {
                 Ok(mut tcp) => return tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp),
                 Err(problem) => last = proxy_failure(proxy, &problem.to_string()),
             }
@@ -164,8 +165,16 @@ impl Connector {
     }
 }
 
-async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
-    let tcp = TcpStream::connect(to).await?;
+/// Connects to an address, from the source address if there is one.
+async fn connect(to: SocketAddr, source: Option<IpAddr>) -> std::io::Result<TcpStream> {
+    let tcp = match source {
+        None => TcpStream::connect(to).await?,
+        Some(source) => {
+            let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            socket.bind(SocketAddr::new(source, 0))?;
+            socket.connect(to).await?
+        }
+    };
     // Send small requests at once, without Nagle's delay.
     let _ = tcp.set_nodelay(true);
     Ok(tcp)

@@ -1,6 +1,5 @@
 //! Keeps idle connections for the next request to the same host.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use tokio::time::Instant;
 
 use super::connect::Connector;
 use super::connection_record::ConnectFailure;
-use super::failure::unanswered;
 use super::http_connection::HttpConnection;
+use crate::model::id_map::IdMap;
 
 /// Time after which an idle connection is closed. Receivers commonly close
 /// theirs after five seconds; closing first avoids sending into a closing one.
@@ -31,7 +30,7 @@ pub type Origin = (bool, Authority);
 
 #[derive(Default)]
 struct IdleConnections {
-    by_origin: HashMap<Origin, Vec<IdleConnection>>,
+    by_origin: IdMap<Origin, Vec<IdleConnection>>,
     is_swept: bool,
 }
 
@@ -64,12 +63,7 @@ impl ConnectionPool {
 
     /// Opens a connection.
     pub async fn open(&self, uri: &Uri) -> Result<HttpConnection, ConnectFailure> {
-        let stream = self.connector.open(uri).await?;
-        let opened = stream.record().clone();
-        HttpConnection::over(stream).await.map_err(|problem| {
-            let failure = unanswered(&problem, &opened.recorder.received());
-            ConnectFailure { failure, opened }
-        })
+        Ok(HttpConnection::over(self.connector.open(uri).await?))
     }
 
     /// Keeps a connection whose answer was read to its end, if it can be used

@@ -3,10 +3,13 @@
 //! The connection has no task of its own: whoever waits for an answer writes
 //! the request and reads the answer, so nothing is handed from task to task.
 //! Nobody reads an idle connection; its next user checks first whether the
-//! receiver has closed it.
+//! receiver has closed it. The HTTP library takes part from the first exchange
+//! that is not plain.
 
 use std::error::Error;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,46 +17,67 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
 
 use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::endpoint_stream::EndpointStream;
-use super::failure::{causes, unanswered};
+use super::failure::{causes, failure, unanswered};
+use super::plain_exchange::{ExchangeSoFar, PlainStream, ReplayedStream, is_plain};
 use super::response::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
-use crate::model::answer::AttemptFailure;
+use crate::model::answer::{AttemptFailure, FailureKind};
 
-/// Time that a connection has to say goodbye.
+/// Time that a connection has to close gracefully.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// An open connection to a receiver.
 pub struct HttpConnection {
-    requests: SendRequest<Full<Bytes>>,
-    driver: Driver,
+    transport: Transport,
     record: ConnectionRecord,
 }
 
+/// How requests go over a connection.
+enum Transport {
+    /// All exchanges were plain until now. Empty while the library takes over.
+    Plain(Option<PlainStream<EndpointStream>>),
+    /// The library makes the exchanges.
+    Library(LibraryConnection),
+}
+
+/// A connection that the library speaks over.
+struct LibraryConnection {
+    requests: SendRequest<Full<Bytes>>,
+    driver: Driver,
+    /// True until the exchange that was not plain is over.
+    is_replay: Arc<AtomicBool>,
+}
+
 /// The half of a connection that reads and writes; empty once it has ended.
-struct Driver(Option<Box<Connection<TokioIo<EndpointStream>, Full<Bytes>>>>);
+struct Driver(Option<Box<Connection<TokioIo<ReplayedStream<EndpointStream>>, Full<Bytes>>>>);
+
+/// The body of an answer.
+pub enum AnswerBody {
+    /// The whole body, until it was read.
+    Whole(Option<Bytes>),
+    /// A body that the library reads.
+    Library(Incoming),
+}
 
 /// Why a request has no answer.
 pub enum Unanswered {
     /// The connection ended before any of the request was sent.
-    NotSent(Box<Request<Full<Bytes>>>, AttemptFailure),
+    NotSent(AttemptFailure),
     /// The connection failed after the request was sent, in part or whole.
     Failed(AttemptFailure),
 }
 
 impl HttpConnection {
     /// Speaks HTTP over a stream that was just opened.
-    pub async fn over(stream: EndpointStream) -> hyper::Result<Self> {
+    pub fn over(stream: EndpointStream) -> Self {
         let record = stream.record().clone();
-        let (requests, connection) = Builder::new()
-            .max_buf_size(HEAD_BYTES_MAX)
-            .max_headers(HEAD_FIELDS_MAX)
-            .handshake(TokioIo::new(stream))
-            .await?;
-        Ok(Self { requests, driver: Driver(Some(Box::new(connection))), record })
+        Self { transport: Transport::Plain(Some(PlainStream::new(stream))), record }
     }
 
     /// The steps of opening the connection, and what was received on it.
@@ -63,33 +87,55 @@ impl HttpConnection {
 
     /// Whether another request can be sent, as far as has arrived by now.
     pub async fn is_usable(&mut self) -> bool {
-        let driver = &mut self.driver;
-        std::future::poll_fn(|cx| {
-            driver.poll(cx);
-            Poll::Ready(())
-        })
-        .await;
-        self.requests.is_ready()
+        match &mut self.transport {
+            Transport::Plain(Some(stream)) => stream.is_quiet().await,
+            Transport::Plain(None) => false,
+            Transport::Library(library) => library.is_usable().await,
+        }
     }
 
     /// Sends a request and returns the head of its answer.
-    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Unanswered> {
-        let answer = self.requests.try_send_request(request);
-        self.driver.run(answer).await.map_err(|mut refused| {
-            let unsent = refused.take_message();
-            let failure = self.explain(&refused.into_error());
-            match unsent {
-                Some(request) => Unanswered::NotSent(Box::new(request), failure),
-                None => Unanswered::Failed(failure),
+    pub async fn send(&mut self, request: &Request<Bytes>) -> Result<Response<AnswerBody>, Unanswered> {
+        if let Transport::Plain(stream) = &mut self.transport {
+            let so_far = match stream {
+                Some(stream) if is_plain(request) => match stream.exchange(request).await {
+                    Ok(response) => return Ok(response.map(|body| AnswerBody::Whole(Some(body)))),
+                    Err(so_far) => so_far,
+                },
+                _ => ExchangeSoFar::default(),
+            };
+            let Some(stream) = stream.take() else {
+                return Err(Unanswered::NotSent(failure(FailureKind::Ours, "the connection was not set up")));
+            };
+            // In a box: it is rare, and its state is large.
+            match Box::pin(LibraryConnection::over(stream, so_far)).await {
+                Ok(library) => self.transport = Transport::Library(library),
+                Err(problem) => return Err(Unanswered::Failed(self.explain(&problem))),
             }
+        }
+        let Transport::Library(library) = &mut self.transport else {
+            unreachable!("the library has just taken over");
+        };
+        // Of a request that is written once more some was sent.
+        let is_replay = library.is_replay.load(Ordering::Relaxed);
+        let answered = library.send(request.clone().map(Full::new)).await;
+        answered.map(|response| response.map(AnswerBody::Library)).map_err(|mut refused| {
+            let is_unsent = refused.take_message().is_some() && !is_replay;
+            let failure = self.explain(&refused.into_error());
+            if is_unsent { Unanswered::NotSent(failure) } else { Unanswered::Failed(failure) }
         })
     }
 
     /// Reads the next part of an answer's body: nothing at its end, an error if
     /// the connection broke.
-    pub async fn read_part(&mut self, body: &mut Incoming) -> Option<hyper::Result<Bytes>> {
+    pub async fn read_part(&mut self, body: &mut AnswerBody) -> Option<hyper::Result<Bytes>> {
+        let body = match body {
+            AnswerBody::Whole(whole) => return whole.take().map(Ok),
+            AnswerBody::Library(body) => body,
+        };
+        let Transport::Library(library) = &mut self.transport else { return None };
         loop {
-            match self.driver.run(body.frame()).await? {
+            match library.driver.run(body.frame()).await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => return Some(Ok(data)),
                     Err(_trailers) => {}
@@ -101,9 +147,18 @@ impl HttpConnection {
 
     /// Closes the connection in the background, as its protocol wants it.
     pub fn close(self) {
-        drop(self.requests);
-        if let Some(connection) = self.driver.0 {
-            tokio::spawn(tokio::time::timeout(CLOSE_WITHIN, connection));
+        match self.transport {
+            Transport::Plain(stream) => {
+                if let Some(mut stream) = stream.map(PlainStream::into_inner) {
+                    tokio::spawn(async move { tokio::time::timeout(CLOSE_WITHIN, stream.shutdown()).await });
+                }
+            }
+            Transport::Library(LibraryConnection { requests, driver, .. }) => {
+                drop(requests);
+                if let Some(connection) = driver.0 {
+                    tokio::spawn(tokio::time::timeout(CLOSE_WITHIN, connection));
+                }
+            }
         }
     }
 
@@ -113,6 +168,39 @@ impl HttpConnection {
             Some(connect) => connect.failure.clone(),
             None => unanswered(problem, &self.record.recorder.received()),
         }
+    }
+}
+
+impl LibraryConnection {
+    /// Goes on with an exchange.
+    async fn over(stream: PlainStream<EndpointStream>, so_far: ExchangeSoFar) -> hyper::Result<Self> {
+        let (stream, is_replay) = stream.replayed(so_far);
+        let (requests, connection) = Builder::new()
+            .max_buf_size(HEAD_BYTES_MAX)
+            .max_headers(HEAD_FIELDS_MAX)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        Ok(Self { requests, driver: Driver(Some(Box::new(connection))), is_replay })
+    }
+
+    async fn is_usable(&mut self) -> bool {
+        // The exchange that was not plain is over.
+        self.is_replay.store(false, Ordering::Relaxed);
+        let driver = &mut self.driver;
+        std::future::poll_fn(|cx| {
+            driver.poll(cx);
+            Poll::Ready(())
+        })
+        .await;
+        self.requests.is_ready()
+    }
+
+    async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>> {
+        let answer = self.requests.try_send_request(request);
+        self.driver.run(answer).await
     }
 }
 

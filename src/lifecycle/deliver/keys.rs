@@ -50,7 +50,19 @@ pub fn key_pair(key: &str) -> Option<Ed25519KeyPair> {
 
 /// Returns the public key that belongs to a private key.
 pub fn public_key(key: &str) -> Option<String> {
-    key_pair(key).map(|pair| format!("{PUBLIC_PREFIX}{}", STANDARD.encode(pair.public_key())))
+    key_pair(key).map(|pair| public_key_text(pair.public_key().as_ref()))
+}
+
+/// Returns the bytes of the public key that a private key carries, without computing
+/// them.
+pub fn public_key_bytes(key: &str) -> Option<Vec<u8>> {
+    let bytes = STANDARD.decode(key.strip_prefix(KEY_PREFIX)?).ok()?;
+    bytes.split_at_checked(SEED_BYTES).map(|(_, public)| public.to_vec()).filter(|public| public.len() == SEED_BYTES)
+}
+
+/// Writes a public key as text.
+pub fn public_key_text(bytes: &[u8]) -> String {
+    format!("{PUBLIC_PREFIX}{}", STANDARD.encode(bytes))
 }
 
 /// Returns the verifier of a public key, or nothing if it is invalid.
@@ -77,6 +89,7 @@ mod tests {
     fn a_private_key_carries_the_public_key_it_belongs_to() {
         let key = new_key([7; 32]);
         let public = public_key(&key).unwrap();
+        assert_eq!(public_key_text(&public_key_bytes(&key).unwrap()), public);
         assert!(public.starts_with("whpk_") && public_half(&public).is_some());
         assert!(key.len() == 5 + 88 && key_pair(&key).is_some());
         // The seed does not belong to the public key beside it.

@@ -21,6 +21,8 @@ use super::links::Links;
 use super::notifier::Notifier;
 use crate::clock::Clock;
 use crate::model::attempt::Attempt;
+use crate::model::logged_attempts::LoggedAttempts;
+use crate::model::trace_context::TraceContext;
 use crate::store::{Claim, Store};
 
 pub mod attempt;
@@ -34,8 +36,10 @@ pub mod failure;
 pub mod http_connection;
 pub mod keys;
 pub mod lease_guard;
+pub mod plain_exchange;
 pub mod response;
 pub mod response_prefix;
+pub mod self_test_receiver;
 pub mod send;
 pub mod settle;
 pub mod sign;
@@ -61,6 +65,8 @@ pub struct DeliveryContext {
     pub notifier: Notifier,
     /// The clock of this process.
     pub clock: Arc<dyn Clock>,
+    /// The attempts that have a line in the log.
+    pub logged_attempts: LoggedAttempts,
     rng: Mutex<StdRng>,
     /// Notified when shards have gone to other nodes, or all is to end.
     pub moved: Notify,
@@ -69,7 +75,7 @@ pub struct DeliveryContext {
 }
 
 impl DeliveryContext {
-    /// Makes a context; `seed` starts its random numbers.
+    /// Makes a context that logs every attempt; `seed` starts its random numbers.
     pub fn new(
         store: Arc<dyn Store>,
         sender: Arc<dyn Sender>,
@@ -81,7 +87,8 @@ impl DeliveryContext {
     ) -> Self {
         let rng = Mutex::new(StdRng::seed_from_u64(seed));
         let (moved, is_cut) = (Notify::new(), AtomicBool::new(false));
-        Self { store, sender, links, expiry, notifier, clock, rng, moved, is_cut }
+        let logged_attempts = LoggedAttempts::All;
+        Self { store, sender, links, expiry, notifier, clock, logged_attempts, rng, moved, is_cut }
     }
 
     /// Draws a random number in `[0, 1)`.
@@ -113,8 +120,11 @@ pub fn shown_headers(claim: &Claim, attempt: &Attempt) -> Vec<(String, String)> 
     let vouching = sign::masked_headers(claim.event.id.as_str(), attempt.started_at, &attempt.signatures);
     // Versions that recorded no secret did not send the profiles' other headers.
     let of_profiles = attempt.secret_id.map(|_| sign::profile_headers(&claim.event, &attempt.signatures));
+    let state = claim.event.trace.as_ref().and_then(TraceContext::tracestate);
+    let traced = attempt.traceparent.iter().flat_map(|traceparent| sign::trace_headers(traceparent, state));
     let shown = ours
         .into_iter()
+        .chain(traced)
         .chain(vouching)
         .chain(of_profiles.into_iter().flatten())
         .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));

@@ -5,7 +5,6 @@
 //!
 //! Connections are pooled per tenant and TLS settings, and never shared beyond that.
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,6 @@ use bytes::Bytes;
 use http::header::{CONNECTION, HOST};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Uri};
-use http_body_util::Full;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -23,11 +21,13 @@ use super::connect::Connector;
 use super::connection_pool::{ConnectionPool, Origin};
 use super::deadline::SuspensionClock;
 use super::failure::{failure, unanswered_within};
-use super::http_connection::{HttpConnection, Unanswered};
+use super::http_connection::{AnswerBody, HttpConnection, Unanswered};
 use super::response::ResponseReader;
+use super::self_test_receiver::SelfTestReceiver;
 use super::sign::SignedRequest;
 use crate::model::answer::{Answer, AttemptFailure, FailureKind, Timings, millis};
 use crate::model::id::TenantId;
+use crate::model::id_map::IdMap;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
 
@@ -46,7 +46,8 @@ pub struct HttpSender {
     connector: Connector,
     /// Number of open connections from which none is kept idle.
     kept_max: usize,
-    pools: Mutex<HashMap<PoolKey, UsedPool>>,
+    pools: Mutex<IdMap<PoolKey, UsedPool>>,
+    self_tests: SelfTestReceiver,
     run_time: SuspensionClock,
 }
 
@@ -70,10 +71,10 @@ struct UsedPool {
 impl HttpSender {
     /// Creates a sender that connects through this connector. While `kept_max`
     /// connections are open, none is kept idle, so there are never more than
-    /// these and one per request in flight.
-    pub fn new(connector: Connector, kept_max: usize) -> Self {
+    /// these and one per request in flight. Self-tests go to `self_tests` instead.
+    pub fn new(connector: Connector, kept_max: usize, self_tests: SelfTestReceiver) -> Self {
         let run_time = connector.run_time();
-        Self { connector, kept_max, pools: Mutex::new(HashMap::new()), run_time }
+        Self { connector, kept_max, pools: Mutex::default(), self_tests, run_time }
     }
 
     fn pool(&self, key: PoolKey) -> Result<Arc<ConnectionPool>, AttemptFailure> {
@@ -99,6 +100,10 @@ impl HttpSender {
 #[async_trait]
 impl Sender for HttpSender {
     async fn send(&self, request: SignedRequest) -> Answer {
+        if request.is_self_test() {
+            // In a box: it is rare, and its state is large.
+            return Box::pin(self.self_tests.exchange(request)).await;
+        }
         let (began, total) = (Instant::now(), request.timeout.total);
         let mut deadline = self.run_time.deadline(total.0);
         let mut exchange = Exchange { began, timings: Timings::default(), connection: None, response: None };
@@ -142,7 +147,7 @@ impl Exchange {
         let (uri, origin) = target(&request.url)?;
         let is_kept = sender.connector.open_sockets() < sender.kept_max;
         let outgoing = outgoing(&uri, &origin, request.headers, request.body, is_kept)?;
-        let response = self.ask(&pool, &uri, &origin, outgoing).await?;
+        let response = self.ask(&pool, &uri, &origin, &outgoing).await?;
         let Some(connection) = &mut self.connection else { return Ok(()) };
         self.timings.first_byte = Some(millis(self.began.elapsed()));
         connection.record().recorder.reset();
@@ -171,13 +176,13 @@ impl Exchange {
         pool: &ConnectionPool,
         uri: &Uri,
         origin: &Origin,
-        mut outgoing: Request<Full<Bytes>>,
-    ) -> Result<http::Response<hyper::body::Incoming>, AttemptFailure> {
+        outgoing: &Request<Bytes>,
+    ) -> Result<http::Response<AnswerBody>, AttemptFailure> {
         while let Some(idle) = pool.take(origin).await {
             match self.connection.insert(idle).send(outgoing).await {
                 Ok(response) => return Ok(response),
                 Err(Unanswered::Failed(failure)) => return Err(failure),
-                Err(Unanswered::NotSent(unsent, _)) => outgoing = *unsent,
+                Err(Unanswered::NotSent(_)) => {}
             }
             self.connection = None;
         }
@@ -192,7 +197,7 @@ impl Exchange {
         opened.record().show(&mut self.timings);
         match self.connection.insert(opened).send(outgoing).await {
             Ok(response) => Ok(response),
-            Err(Unanswered::Failed(failure) | Unanswered::NotSent(_, failure)) => Err(failure),
+            Err(Unanswered::Failed(failure) | Unanswered::NotSent(failure)) => Err(failure),
         }
     }
 }
@@ -214,7 +219,7 @@ fn outgoing(
     headers: HeaderMap,
     body: Bytes,
     is_kept: bool,
-) -> Result<Request<Full<Bytes>>, AttemptFailure> {
+) -> Result<Request<Bytes>, AttemptFailure> {
     let unbuilt = |problem: &dyn std::fmt::Display| {
         failure(FailureKind::Ours, format!("the request could not be built: {problem}"))
     };
@@ -224,7 +229,7 @@ fn outgoing(
         Some(port) if port != usual_port => HeaderValue::try_from(authority.as_str()),
         _ => HeaderValue::try_from(authority.host()),
     };
-    let mut request = Request::post(Uri::from(path)).body(Full::new(body)).map_err(|problem| unbuilt(&problem))?;
+    let mut request = Request::post(Uri::from(path)).body(body).map_err(|problem| unbuilt(&problem))?;
     *request.headers_mut() = headers;
     request.headers_mut().insert(HOST, host.map_err(|problem| unbuilt(&problem))?);
     if !is_kept {

@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tracing::{error, info, warn};
+use url::Url;
 
 use super::DeliveryContext;
 use super::attempt::log_expired;
-use crate::model::delivery::after;
+use crate::lifecycle::traces::SettledAttempt;
+use crate::model::attempt::Attempt;
+use crate::model::delivery::{Progress, after};
+use crate::model::figures::{CountedAttempt, CountedEnd, CountedSettlement};
 use crate::model::next_state::NextState;
 use crate::model::rate::roughly;
+use crate::model::result_class::ResultClass;
 use crate::model::shard::Lease;
 use crate::store::{Claim, ClaimOutcome, Error, SettleEffects, Settlement};
 
@@ -17,9 +22,9 @@ use crate::store::{Claim, ClaimOutcome, Error, SettleEffects, Settlement};
 #[derive(Debug)]
 pub enum ClaimEnd {
     /// Its outcome is written, or there is none to write.
-    Settled(SettleEffects),
+    Settled(SettleEffects, CountedSettlement),
     /// Its outcome was written before, by a call whose answer got lost.
-    Repeated(SettleEffects),
+    Repeated(SettleEffects, CountedSettlement),
     /// No request was made, or none whose answer counts. The delivery stays as
     /// it is, and may be tried again then.
     Unsent {
@@ -28,6 +33,18 @@ pub enum ClaimEnd {
     },
     /// Its endpoint is dispatched by another node.
     Stale,
+}
+
+impl ClaimEnd {
+    /// Returns the end of a claim of which there is nothing to write.
+    pub fn nothing() -> Self {
+        Self::without_outcome(SettleEffects::default())
+    }
+
+    /// Returns the end of a claim of which nothing is counted.
+    pub fn without_outcome(effects: SettleEffects) -> Self {
+        Self::Settled(effects, CountedSettlement::default())
+    }
 }
 
 /// Writes the outcome of a claim. The outcome is known now, so a store in
@@ -62,13 +79,69 @@ fn settled(context: &DeliveryContext, claim: &Claim, settlement: &Settlement, ef
     if let ClaimOutcome::Attempted { next: NextState::Waiting { .. }, expiry_check_at: Some(at), .. } = outcome {
         context.expiry.schedule_check(*at);
     }
-    if !effects.is_void {
+    if claim.event.is_self_test() {
+        context.notifier.tell_self_test();
+    } else if !effects.is_void {
         context.notifier.settled(settlement, claim.event.accepted_at, &effects);
-        if let ClaimOutcome::Expired { by, .. } = outcome {
-            log_expired(claim.id, claim.endpoint, &claim.event.tenant, *by);
+        match outcome {
+            ClaimOutcome::Attempted { attempt, next, .. } => {
+                context.notifier.tail().publish(context.clock.as_ref(), claim, attempt, next);
+                trace(context, claim, (attempt, next), settlement.now);
+            }
+            ClaimOutcome::Expired { by, .. } => log_expired(claim.id, claim.endpoint, &claim.event.tenant, *by),
+            _ => {}
         }
     }
-    if effects.is_repeat { ClaimEnd::Repeated(effects) } else { ClaimEnd::Settled(effects) }
+    let counted = counted(context, claim, settlement, &effects);
+    if effects.is_repeat { ClaimEnd::Repeated(effects, counted) } else { ClaimEnd::Settled(effects, counted) }
+}
+
+/// Makes the spans of an attempt, if traces are exported. Its outcome was being
+/// written since `began`.
+fn trace(context: &DeliveryContext, claim: &Claim, (attempt, next): (&Attempt, &NextState), began: Timestamp) {
+    let Some(tracer) = context.notifier.tracer() else { return };
+    let written = (began, context.clock.now());
+    let settled = SettledAttempt { claim, attempt, next, written, offset: context.clock.wall_offset() };
+    tracer.settled(settled, || {
+        let endpoint = context.store.any_endpoint(claim.endpoint)?;
+        // The URL may have changed since the attempt.
+        let is_current = endpoint.urls.number() == attempt.url_version;
+        let url = is_current.then(|| Url::parse(&endpoint.settings.url).ok()).flatten()?;
+        Some((url.host_str()?.to_owned(), url.port_or_known_default()?))
+    });
+}
+
+/// Returns what figures count of a settlement: nothing, if nothing was written or
+/// it is a self-test.
+fn counted(
+    context: &DeliveryContext,
+    claim: &Claim,
+    settlement: &Settlement,
+    effects: &SettleEffects,
+) -> CountedSettlement {
+    if effects.is_void || claim.event.is_self_test() {
+        return CountedSettlement::default();
+    }
+    let is_in_slo = is_in_slo(&claim.progress, claim.event.accepted_at);
+    let dead = effects.died.map(|cause| CountedEnd::Dead { cause, is_in_slo });
+    let ClaimOutcome::Attempted { attempt, next, progress, .. } = &settlement.outcome else {
+        return CountedSettlement { attempt: None, end: dead };
+    };
+    let used = progress.used();
+    let delivered = (*next == NextState::Delivered).then(|| {
+        let took = context.clock.now().duration_since(claim.event.accepted_at).as_millis();
+        CountedEnd::Delivered { used, took_ms: u64::try_from(took).unwrap_or(0), is_in_slo }
+    });
+    let waited = progress.age_from.map_or(0, |first| first.duration_since(claim.event.accepted_at).as_millis());
+    let attempt = CountedAttempt {
+        verdict: attempt.decision.verdict,
+        result: ResultClass::of(attempt),
+        latency_ms: attempt.timings.total,
+        used,
+        status: attempt.status,
+        delay_ms: (is_in_slo && used == 1).then(|| u64::try_from(waited).unwrap_or(0)),
+    };
+    CountedSettlement { attempt: Some(attempt), end: delivered.or(dead) }
 }
 
 /// Puts back a claim whose processing failed inside the gateway. One that
@@ -82,8 +155,15 @@ pub async fn put_back_after_internal_error(
     error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %claim.endpoint,
            "an attempt failed inside the gateway; it is put back and not counted: {problem}");
     if context.store.any_endpoint(claim.endpoint).is_none() {
-        return ClaimEnd::Settled(SettleEffects::default());
+        return ClaimEnd::nothing();
     }
     let due_at = after(context.clock.now(), context.put_back_delay());
     settle(context, claim, lease, ClaimOutcome::InternalError { due_at, error: problem }).await
+}
+
+/// Whether the service-level goal speaks of a delivery: a replay, which has a
+/// budget that began after the acceptance, says nothing about our speed.
+pub fn is_in_slo(progress: &Progress, accepted_at: Timestamp) -> bool {
+    let is_replay = progress.begun_at.is_some_and(|begun_at| begun_at.as_millisecond() > accepted_at.as_millisecond());
+    progress.attempts_before == 0 && !is_replay
 }

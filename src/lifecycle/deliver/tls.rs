@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::error::Error as _;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rustls::client::ResolvesClientCert;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -21,6 +22,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use x509_cert::der::Decode;
 
 use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::invalid_setting::InvalidSetting;
@@ -131,6 +133,14 @@ fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, I
         let message = format!("tls {name} holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----");
         invalid(name, message)
     })
+}
+
+/// Returns when the first certificate of a chain ends, if that can be read.
+pub fn certificate_end(pem: &str) -> Option<Timestamp> {
+    let first = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    let read = x509_cert::Certificate::from_der(&first).ok()?;
+    let end = read.tbs_certificate.validity.not_after.to_unix_duration();
+    Timestamp::from_second(i64::try_from(end.as_secs()).ok()?).ok()
 }
 
 fn certificate(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {

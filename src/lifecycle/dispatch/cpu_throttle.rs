@@ -5,8 +5,10 @@
 //! that is delivered at full speed makes everything else wait for a processor,
 //! including events that another tenant submits. So while tasks wait for
 //! processors, and this process uses much of them, each tenant's rate of starts
-//! is lowered step by step; afterwards it is raised again. The throttle applies
-//! only where tenants share the node: a tenant that is alone delays only itself.
+//! is lowered step by step; afterwards it is raised again. It is not lowered
+//! below a part of what the node can do, because the processors may be overloaded
+//! by others. The throttle applies only where a quiet tenant shares the node
+//! ([`super::quiet_tenants`]): a tenant that is alone delays only itself.
 //!
 //! Pure: it is given the measured pressure.
 
@@ -19,6 +21,10 @@ const WAITING_MIN: f64 = 0.10;
 const OURS_MIN: f64 = 0.30;
 /// Lowest rate of a tenant, in starts per second.
 const PER_SECOND_MIN: f64 = 1_000.0;
+/// Part of the best rate of all tenants together that is always left to them.
+const BEST_PART_MIN: f64 = 0.6;
+/// Seconds without pressure after which the best rate counts for half.
+const BEST_HALVED_SECONDS: f64 = 600.0;
 /// Rate in starts per second from which nothing is throttled.
 const PER_SECOND_MAX: f64 = 50_000.0;
 /// Factor of the rate under pressure.
@@ -32,12 +38,16 @@ pub struct CpuThrottle {
     per_second: f64,
     /// Starts of all tenants since the last measurement.
     starts: u32,
+    /// Rate of starts of all tenants together, over about a second.
+    lately: f64,
+    /// Highest such rate of the last minutes.
+    best: f64,
 }
 
 impl CpuThrottle {
     /// Creates a throttle that limits nothing.
     pub fn none() -> Self {
-        Self { per_second: PER_SECOND_MAX, starts: 0 }
+        Self { per_second: PER_SECOND_MAX, starts: 0, lately: 0.0, best: 0.0 }
     }
 
     /// Counts a start.
@@ -45,11 +55,18 @@ impl CpuThrottle {
         self.starts = self.starts.saturating_add(1);
     }
 
-    /// Adapts the rate to the pressure measured over the last seconds.
-    pub fn observe(&mut self, pressure: CpuPressure, seconds: f64) {
+    /// Adapts the rate to the pressure measured over the last seconds, while so
+    /// many tenants have something to start.
+    pub fn observe(&mut self, pressure: CpuPressure, seconds: f64, tenants: usize) {
         let measured = f64::from(std::mem::take(&mut self.starts)) / seconds.max(1e-3);
+        if self.rate().is_none() {
+            self.best *= 0.5_f64.powf(seconds / BEST_HALVED_SECONDS);
+        }
+        self.lately += (measured - self.lately) * seconds.min(1.0);
+        self.best = self.best.max(self.lately);
         if pressure.is_overload() {
-            self.per_second = (self.per_second.min(measured) * SLOWER).max(PER_SECOND_MIN);
+            let least = (self.best * BEST_PART_MIN / tenants.max(1) as f64).max(PER_SECOND_MIN);
+            self.per_second = (self.per_second.min(measured) * SLOWER).max(least);
         } else if pressure.waiting < WAITING_MIN || pressure.ours < OURS_MIN {
             self.per_second = (self.per_second * FASTER).min(PER_SECOND_MAX);
         }
@@ -72,9 +89,9 @@ mod tests {
     fn run(throttle: &mut CpuThrottle, intervals: usize, capacity: f64, ours: f64) -> f64 {
         for _ in 0..intervals {
             let wanted = throttle.rate().map_or(PER_SECOND_MAX, |rate| rate.per_second);
-            (0..(wanted.min(2.0 * capacity) * 0.05) as u32).for_each(|_| throttle.started());
+            (0..(wanted.min(capacity) * 0.05) as u32).for_each(|_| throttle.started());
             let waiting = if wanted > capacity { 0.8 } else { 0.05 };
-            throttle.observe(CpuPressure { waiting, ours }, 0.05);
+            throttle.observe(CpuPressure { waiting, ours }, 0.05, 1);
         }
         throttle.rate().map_or(PER_SECOND_MAX, |rate| rate.per_second)
     }
@@ -87,6 +104,19 @@ mod tests {
         assert!((2_500.0..4_500.0).contains(&settled), "{settled}");
         assert_eq!(run(&mut throttle, 100, 1e9, 0.6), PER_SECOND_MAX);
         assert_eq!(throttle.rate(), None);
+    }
+
+    #[test]
+    fn a_part_of_the_best_rate_is_left_to_the_tenants_however_strained_the_machine_is() {
+        let mut throttle = CpuThrottle::none();
+        run(&mut throttle, 200, 10_000.0, 0.2);
+        let strained = CpuPressure { waiting: 0.9, ours: 0.6 };
+        for _ in 0..100 {
+            (0..100).for_each(|_| throttle.started());
+            throttle.observe(strained, 0.05, 2);
+        }
+        let left = throttle.rate().unwrap().per_second;
+        assert!((2_900.0..3_100.0).contains(&left), "a half of 60 % for each of two: {left}");
     }
 
     #[test]

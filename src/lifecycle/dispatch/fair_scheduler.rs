@@ -4,23 +4,22 @@
 //! per round), then over a tenant's endpoints. Starts alone would not be
 //! fair: a request that hangs holds its slot for long. So slots *held* are
 //! counted too, and a tenant that holds more than its share never takes the
-//! last quarter of them. While the processors are overloaded, each tenant's
-//! starts are limited by the [`super::cpu_throttle`].
+//! last quarter of them. While the processors are overloaded and a quiet tenant
+//! is there, the starts of the others are limited by the [`super::cpu_throttle`].
 //!
 //! Pure bookkeeping, like [`super::queues`], which calls it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 
 use super::queue::is_recent;
+use super::quiet_tenants::{QuietTenants, StartCount};
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::id_map::IdMap;
 use crate::model::rate::{Gcra, Rate};
 use crate::model::tenant::TenantQuota;
 
-/// Milliseconds for which a tenant that started something counts as sharing
-/// the node.
-const SHARED_MS: i64 = 60_000;
 /// A rate so high that it limits nothing.
 const UNTHROTTLED: Rate = Rate { per_second: 100_000.0, burst: 1_000 };
 
@@ -28,7 +27,7 @@ const UNTHROTTLED: Rate = Rate { per_second: 100_000.0, burst: 1_000 };
 pub struct FairScheduler {
     slots: usize,
     began_at: Timestamp,
-    tenants: HashMap<TenantId, TenantShare>,
+    tenants: IdMap<TenantId, TenantShare>,
     /// Tenants that may start something, in the order of their turns.
     ring: VecDeque<TenantId>,
     /// Tenants above their share while slots are scarce; each at most once.
@@ -37,8 +36,8 @@ pub struct FairScheduler {
     paced: BTreeSet<(Timestamp, TenantId)>,
     /// Number of times a tenant had to wait for its share.
     waits: u64,
-    /// The last two tenants that started something, and when.
-    last: [Option<(TenantId, Timestamp)>; 2],
+    /// Tenants for whose sake the CPU throttle is in force.
+    quiet: QuietTenants,
 }
 
 struct TenantShare {
@@ -48,6 +47,8 @@ struct TenantShare {
     rate_waited_at: Timestamp,
     /// State of the rate that the CPU throttle sets.
     throttled_rate: Gcra,
+    /// Starts of this second and the one before.
+    starts: StartCount,
     /// Number of send slots in use.
     slots_used: usize,
     /// Endpoints that can start something, each once, in the order of their turns.
@@ -78,12 +79,12 @@ impl FairScheduler {
         Self {
             slots,
             began_at,
-            tenants: HashMap::new(),
+            tenants: IdMap::default(),
             ring: VecDeque::new(),
             over_share: VecDeque::new(),
             paced: BTreeSet::new(),
             waits: 0,
-            last: [None, None],
+            quiet: QuietTenants::default(),
         }
     }
 
@@ -102,6 +103,7 @@ impl FairScheduler {
                     rate: quota.rate.map(|rate| Gcra::unknown_before(rate, self.began_at)),
                     rate_waited_at: Timestamp::MIN,
                     throttled_rate: Gcra::full(UNTHROTTLED),
+                    starts: StartCount::default(),
                     slots_used: 0,
                     endpoints: VecDeque::new(),
                     credit: 0,
@@ -119,7 +121,7 @@ impl FairScheduler {
     }
 
     /// Returns the endpoint whose turn it is, while `free` slots are free.
-    /// `throttle` is the rate of each tenant under CPU pressure,
+    /// `throttle` is the rate of a tenant under CPU pressure,
     /// `weight_in_use` the sum of the weights of all tenants.
     pub fn next(
         &mut self,
@@ -147,7 +149,7 @@ impl FairScheduler {
                 share.leave(SchedulePosition::Paced(at));
                 self.paced.insert((at, tenant.clone()));
             } else if let Some(rate) = throttle
-                && is_shared(&self.last, tenant, now)
+                && self.quiet.is_other_there(tenant, now)
                 && !share.may_start_under_throttle(rate, now)
             {
                 let at = share.throttled_rate.ready_at();
@@ -179,7 +181,7 @@ impl FairScheduler {
         if share.throttled_rate.is_ready(now) {
             share.throttled_rate.take(now);
         }
-        note_last(&mut self.last, tenant, now);
+        self.quiet.started(tenant, &mut share.starts, now);
         if let Some(gcra) = &mut share.rate {
             gcra.take(now);
         }
@@ -237,6 +239,11 @@ impl FairScheduler {
         self.paced.first().map(|(at, _)| *at)
     }
 
+    /// Returns the number of tenants with something in line or in flight.
+    pub fn tenants(&self) -> usize {
+        self.tenants.len()
+    }
+
     /// Returns how often a tenant had to wait for its share, since the last call.
     pub fn take_waits(&mut self) -> u64 {
         std::mem::take(&mut self.waits)
@@ -285,23 +292,6 @@ impl FairScheduler {
     }
 }
 
-/// Whether another tenant has started something within [`SHARED_MS`].
-fn is_shared(last: &[Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) -> bool {
-    let is_recent = |at: Timestamp| now.as_millisecond() - at.as_millisecond() < SHARED_MS;
-    last.iter().flatten().any(|(other, at)| other != tenant && is_recent(*at))
-}
-
-/// Records the tenant that started something last.
-fn note_last(last: &mut [Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) {
-    match last {
-        [Some((recent, at)), _] | [_, Some((recent, at))] if recent == tenant => *at = now,
-        _ => {
-            last.swap(0, 1);
-            last[0] = Some((tenant.clone(), now));
-        }
-    }
-}
-
 impl TenantShare {
     /// Whether the CPU throttle allows the tenant one more start.
     fn may_start_under_throttle(&mut self, rate: Rate, now: Timestamp) -> bool {
@@ -324,6 +314,8 @@ fn share_of(slots: usize, weight: u32, weight_in_use: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn at(millis: i64) -> Timestamp {
@@ -472,6 +464,11 @@ mod tests {
             count
         };
         assert_eq!(starts(&mut scheduler, &a, 1, 0), 100, "alone");
+        let system = TenantId::system();
+        scheduler.offer(&system, &TenantQuota::default(), endpoint(3));
+        while scheduler.next(9_000, throttle, at(0), || 2) != Some(endpoint(3)) {}
+        scheduler.started(&system, at(0));
+        assert_eq!(starts(&mut scheduler, &a, 1, 0), 100, "alone with the gateway's own self-test");
         let mut scheduler = FairScheduler::new(10_000, at(0));
         scheduler.offer(&b, &TenantQuota::default(), endpoint(2));
         assert!(scheduler.next(9_000, throttle, at(0), || 2).is_some());

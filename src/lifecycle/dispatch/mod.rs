@@ -5,7 +5,6 @@
 //! it sleeps until the next due time.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,6 @@ use tracing::warn;
 use self::catch_panic::catch_panic;
 use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
 use self::gate::{EndpointGate, LeaseTerms};
-use self::lag::Lag;
 use self::limits::NodeLimits;
 use self::observe::{is_backpressure, log_endpoint_update};
 use self::queues::EndpointQueues;
@@ -27,10 +25,7 @@ use super::deliver::lease_guard::{left, needed};
 use super::deliver::settle::{ClaimEnd, put_back_after_internal_error, settle};
 use super::deliver::{DeliveryContext, PUT_BACK_SECONDS};
 use crate::metrics::WaitReason;
-use crate::model::blocker::Capacity;
 use crate::model::delivery::after;
-use crate::model::endpoint::Endpoint;
-use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::model::tenant::TenantQuota;
@@ -41,15 +36,19 @@ mod catch_panic;
 pub mod cpu_pressure;
 pub mod cpu_throttle;
 pub mod fair_scheduler;
+pub mod figure_counters;
+mod figures;
 pub mod gate;
 pub mod lag;
 pub mod limits;
 pub mod observe;
 pub mod queue;
 pub mod queues;
+pub mod quiet_tenants;
 pub mod receiver_speed;
 mod shard_moves;
 pub mod shard_ownership;
+mod state;
 
 /// Time that aborted attempts have to end.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -99,7 +98,7 @@ impl Dispatcher {
     }
 
     /// Learns from the store what is waiting, then keeps time until stopped.
-    /// One of many nodes is told what is waiting with every shard it gains.
+    /// One of many nodes learns what is waiting with every shard it gains.
     pub async fn run(&self) -> crate::store::Result<()> {
         if self.shared.is_alone {
             for (endpoint, due_at) in self.shared.context.store.earliest_due().await? {
@@ -126,16 +125,17 @@ impl Dispatcher {
         if claims.is_empty() {
             return;
         }
-        {
-            let (now, mut queues) = (self.now(), self.queues());
-            for claim in claims {
-                let endpoint = claim.endpoint;
-                if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
-                    queues.admit(claim, now, || self.gate(endpoint));
-                }
+        self.take_in(&mut self.queues(), claims, self.now());
+        self.pump();
+    }
+
+    fn take_in(&self, queues: &mut EndpointQueues, claims: Vec<Claim>, now: Timestamp) {
+        for claim in claims {
+            let endpoint = claim.endpoint;
+            if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
+                queues.admit(claim, now, || self.gate(endpoint));
             }
         }
-        self.pump();
     }
 
     /// Something of an endpoint is due in the store at this time.
@@ -151,10 +151,17 @@ impl Dispatcher {
 
     /// A delivery was changed by other hands than an attempt's.
     pub fn delivery_changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
+        self.deliveries_changed(endpoint, &[(id, due_at)]);
+    }
+
+    /// Deliveries of an endpoint were changed so: their ids, and when each is due.
+    pub fn deliveries_changed(&self, endpoint: EndpointId, changed: &[(DeliveryId, Option<Timestamp>)]) {
         {
             let (now, mut queues) = (self.now(), self.queues());
-            if self.is_own_endpoint(endpoint, due_at.unwrap_or(now)) {
-                queues.changed(endpoint, id, due_at, now, || self.gate(endpoint));
+            for (id, due_at) in changed {
+                if self.is_own_endpoint(endpoint, due_at.unwrap_or(now)) {
+                    queues.changed(endpoint, *id, *due_at, now, || self.gate(endpoint));
+                }
             }
         }
         self.pump();
@@ -194,62 +201,6 @@ impl Dispatcher {
             drop(queues);
             self.pump();
         }
-    }
-
-    /// Whether a request for this delivery is open.
-    pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
-        self.queues().is_in_flight(endpoint, id)
-    }
-
-    /// Returns the deliveries and lanes of an endpoint that are open or being
-    /// settled.
-    pub fn in_flight_of(&self, endpoint: EndpointId) -> (Vec<DeliveryId>, Vec<String>) {
-        self.queues().in_flight_of(endpoint)
-    }
-
-    /// Returns the endpoints whose live status may have changed since the last
-    /// call.
-    pub fn take_touched(&self) -> HashSet<EndpointId> {
-        self.queues().take_touched()
-    }
-
-    /// Returns what this node could start for an endpoint now.
-    pub fn capacity(&self, endpoint: EndpointId) -> Capacity {
-        self.queues().capacity(endpoint, self.now())
-    }
-
-    /// Returns the health of an endpoint at this moment.
-    pub fn health(&self, endpoint: &Endpoint) -> EndpointHealth {
-        let live = self.queues().health(endpoint.id).cloned();
-        // What a person just wrote may be newer than what the breaker has observed.
-        live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
-    }
-
-    /// Returns for how long an accept of a tenant is to be held, because its
-    /// deliveries lag for want of this node's own speed.
-    pub fn accept_delay(&self, tenant: &TenantId) -> Duration {
-        self.queues().accept_delay(tenant, self.now())
-    }
-
-    /// Returns how far behind this node is.
-    pub fn lag(&self) -> Lag {
-        let now = self.now();
-        self.queues().oldest(now).lag(now)
-    }
-
-    /// Returns the number of slots.
-    pub fn slots(&self) -> usize {
-        self.shared.limits.slots
-    }
-
-    /// Returns the number of claims in flight.
-    pub fn in_flight(&self) -> usize {
-        self.queues().in_flight()
-    }
-
-    /// Whether a lane's one slot is taken.
-    pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
-        self.queues().is_lane_busy(endpoint, lane)
     }
 
     /// Starts nothing more, and waits for what is in flight. Returns how many
@@ -325,7 +276,8 @@ impl Dispatcher {
             (claims, asks)
         };
         for (claim, lease) in claims {
-            tokio::spawn(self.clone().run_claim(claim, lease));
+            // In a box: the runtime moves a new task several times, and this one is large.
+            tokio::spawn(Box::pin(self.clone().run_claim(claim, lease)));
         }
         for (lease, ask) in asks {
             tokio::spawn(self.clone().read(lease, ask));
@@ -353,10 +305,11 @@ impl Dispatcher {
         let context = &self.shared.context;
         let (mut outcome, result) = match attempt(context, claim, lease).await {
             ClaimResult::Outcome(outcome, result) => (outcome, result),
-            ClaimResult::Deleted => return ClaimEnd::Settled(SettleEffects::default()),
+            ClaimResult::Deleted => return ClaimEnd::nothing(),
             ClaimResult::Closed => {
                 let due_again_at = Some(claim.due_at);
-                return ClaimEnd::Settled(SettleEffects { due_again_at, is_void: true, ..SettleEffects::default() });
+                let effects = SettleEffects { due_again_at, is_void: true, ..SettleEffects::default() };
+                return ClaimEnd::without_outcome(effects);
             }
             ClaimResult::Unsent { due_at } => return ClaimEnd::Unsent { due_at },
             ClaimResult::Stale => return ClaimEnd::Stale,
@@ -384,7 +337,12 @@ impl Dispatcher {
             let mut queues = self.queues();
             match page {
                 _ if queues.lease(endpoint) != Some(lease) => queues.read_is_void(endpoint, now),
-                Ok(page) => queues.read_done(endpoint, Some(page), now, again_at),
+                Ok(page) => {
+                    let has_more = page.next_due.is_some_and(|due_at| due_at <= now);
+                    let waiting = store.waiting(Some(endpoint)).filter(|_| has_more).unwrap_or(0);
+                    queues.due_at_gain(endpoint, page.claims.len().max(waiting as usize), now);
+                    queues.read_done(endpoint, Some(page), now, again_at);
+                }
                 Err(Error::Stale(_)) => {
                     // The shard is lost, and perhaps already ours again; neither was reported here yet.
                     self.is_own_endpoint(endpoint, now);
@@ -438,17 +396,18 @@ impl InFlightGuard {
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
         // What a write of others, or a lost answer, led to is for the store to say.
-        let (settled, is_unknown) = match ended {
-            ClaimEnd::Settled(settled) => (settled, false),
-            ClaimEnd::Repeated(settled) => (settled, true),
+        let (settled, is_unknown, counted) = match ended {
+            ClaimEnd::Settled(settled, counted) => (settled, false, counted),
+            ClaimEnd::Repeated(settled, counted) => (settled, true, counted),
             ClaimEnd::Unsent { due_at } => {
-                (SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }, false)
+                (SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }, false, Default::default())
             }
-            ClaimEnd::Stale => (SettleEffects::default(), true),
+            ClaimEnd::Stale => (SettleEffects::default(), true, Default::default()),
         };
         {
             let now = dispatcher.now();
             let mut queues = dispatcher.queues();
+            queues.figures.settled(claim.endpoint, &claim.event, &counted, now);
             queues.settled(&claim, settled.due_again_at, now);
             if self.is_backpressure_pending {
                 queues.backpressure_written(claim.endpoint);
@@ -478,7 +437,7 @@ impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if self.claim.is_some() && std::thread::panicking() {
             let due_again_at = Some(self.dispatcher.put_back_at());
-            self.end_claim(ClaimEnd::Settled(SettleEffects { due_again_at, ..SettleEffects::default() }));
+            self.end_claim(ClaimEnd::without_outcome(SettleEffects { due_again_at, ..SettleEffects::default() }));
         }
     }
 }

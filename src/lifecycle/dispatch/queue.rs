@@ -5,12 +5,13 @@
 //! endpoint's rate and its breaker. A break that the receiver has just asked
 //! for is in force here before it is stored.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::figure_counters::HeldBy;
 use super::gate::EndpointGate;
 use super::receiver_speed::ReceiverSpeed;
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
@@ -18,12 +19,19 @@ use crate::model::delivery::WaitingFor;
 use crate::model::endpoint::EndpointState;
 use crate::model::health::CircuitBreaker;
 use crate::model::id::DeliveryId;
+use crate::model::id_map::{IdMap, IdSet};
 use crate::model::rate::Gcra;
 use crate::store::Claim;
 
 /// Milliseconds for which an endpoint counts as held by its rate after it had
 /// to wait for it.
 const RECENT_MS: i64 = 1_000;
+
+/// Milliseconds after a start or a take-over within which an endpoint counts as
+/// gained. What becomes due later did not wait for this node.
+const GAINED_MS: i64 = 60_000;
+/// An endpoint that is gained with more due than so many times its cap is ramped.
+const GAINED_DUE_CAPS: usize = 4;
 
 /// The queue of one endpoint.
 pub struct EndpointQueue {
@@ -36,11 +44,11 @@ pub struct EndpointQueue {
     /// Claims that may start next.
     pub ready: VecDeque<Claim>,
     /// Ids of all claims of this endpoint in memory: ready, parked or in flight.
-    pub known: HashSet<DeliveryId>,
+    pub known: IdSet<DeliveryId>,
     /// Ids of claims whose request is open or whose outcome is being settled.
-    pub in_flight: HashSet<DeliveryId>,
+    pub in_flight: IdSet<DeliveryId>,
     /// Hosts that the open requests went to, if hosts have a limit.
-    pub hosts: HashMap<DeliveryId, Arc<str>>,
+    pub hosts: IdMap<DeliveryId, Arc<str>>,
     /// Whether the endpoint is in the list of those that await an answer.
     pub is_listed: bool,
     /// Number of open requests; a claim outlives its request until settled.
@@ -48,7 +56,7 @@ pub struct EndpointQueue {
     /// Number of requests begun since the endpoint last gave an answer.
     pub unanswered: usize,
     /// Lanes with a claim in flight, and the claims parked behind it.
-    pub busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
+    pub busy_lanes: IdMap<Arc<str>, VecDeque<Claim>>,
     /// Earliest due time of deliveries that are in the store only.
     pub stored_due: Option<Timestamp>,
     /// Time at which the store may have a due delivery that a person asked for.
@@ -65,17 +73,22 @@ pub struct EndpointQueue {
     pub free_since: Timestamp,
     /// Time at which the endpoint last had to wait for its rate.
     pub rate_waited_at: Timestamp,
+    /// What holds its due deliveries back, as far as it is counted.
+    pub held_by: Option<HeldBy>,
     /// How fast the receiver answers at its best.
     pub speed: ReceiverSpeed,
     /// Deliveries changed during the running read; its result does not count
     /// for them.
-    pub changed_during_read: HashSet<DeliveryId>,
+    pub changed_during_read: IdSet<DeliveryId>,
     /// Position of the queue in line.
     pub position: QueuePosition,
     /// Time at which the queue is rescheduled next.
     pub wake: Option<Timestamp>,
     /// Who owns the endpoint.
     pub owner: QueueOwner,
+    /// Time at which this node began to call the endpoint, until its first page of
+    /// due deliveries is read.
+    pub gained_at: Option<Timestamp>,
     /// Backpressure of the receiver that is not stored yet.
     pub pending_backpressure: PendingBackpressure,
 }
@@ -122,18 +135,19 @@ impl EndpointQueue {
     /// Creates an empty queue. What was sent before `began_at` is not known,
     /// unless the endpoint was created later.
     pub fn new(gate: EndpointGate, began_at: Timestamp) -> Self {
+        let gained_at = gained_at(&gate, began_at);
         Self {
             breaker: CircuitBreaker::of(gate.health.clone()),
             rate: initial_rate(&gate, began_at),
             gate,
             ready: VecDeque::new(),
-            known: HashSet::new(),
-            in_flight: HashSet::new(),
-            hosts: HashMap::new(),
+            known: IdSet::default(),
+            in_flight: IdSet::default(),
+            hosts: IdMap::default(),
             is_listed: false,
             sending: 0,
             unanswered: 0,
-            busy_lanes: HashMap::new(),
+            busy_lanes: IdMap::default(),
             stored_due: None,
             urgent_due: None,
             is_reading: false,
@@ -141,11 +155,13 @@ impl EndpointQueue {
             was_blocked: false,
             free_since: Timestamp::MIN,
             rate_waited_at: Timestamp::MIN,
+            held_by: None,
             speed: ReceiverSpeed::unknown(),
-            changed_during_read: HashSet::new(),
+            changed_during_read: IdSet::default(),
             position: QueuePosition::Out,
             wake: None,
             owner: QueueOwner::ThisNode,
+            gained_at,
             pending_backpressure: PendingBackpressure::default(),
         }
     }
@@ -156,7 +172,19 @@ impl EndpointQueue {
         self.owner = QueueOwner::ThisNode;
         self.breaker = CircuitBreaker::of(gate.health.clone());
         self.rate = initial_rate(&gate, began_at);
+        self.gained_at = gained_at(&gate, began_at);
         self.gate = gate;
+    }
+
+    /// Begins a ramp if this is the first page of a gained endpoint, and much more
+    /// than it takes at once is due: all of it at once would be a stampede.
+    pub fn ramp_if_gained(&mut self, due: usize, now: Timestamp) {
+        let Some(gained_at) = self.gained_at.take() else { return };
+        let is_fresh = now.as_millisecond().saturating_sub(gained_at.as_millisecond()) <= GAINED_MS;
+        if is_fresh && due > GAINED_DUE_CAPS * self.gate.cap {
+            self.breaker.health = self.breaker.health.gained(now);
+            self.adjust_rate(now);
+        }
     }
 
     /// Returns the number of deliveries that one read brings in at most.
@@ -253,10 +281,12 @@ impl EndpointQueue {
         all.into_iter().chain(self.urgent_due).min()
     }
 
-    /// Returns when the queue is to be rescheduled: for a read, or for its rate.
+    /// Returns when the queue is to be rescheduled: for a read, for its rate, or for
+    /// the end of its ramp.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let slot = self.waits_for_rate(now).then(|| self.rate.ready_at());
-        self.read_at().into_iter().chain(slot).min()
+        let ramp = self.breaker.health.ramp_until.filter(|until| *until > now && !self.ready.is_empty());
+        self.read_at().into_iter().chain(slot).chain(ramp).min()
     }
 
     /// Returns the due time of the oldest due delivery that has not started, in
@@ -290,16 +320,23 @@ impl EndpointQueue {
     }
 
     /// Records whether a blocker other than the rate is in force now, when the
-    /// last one ended, and whether the queue waits for its rate.
-    pub fn record_blocker(&mut self, now: Timestamp) {
-        let is_blocked = self.conditions(self.own_capacity(now)).blocker_of_lag(false, now).is_some();
+    /// last one ended, and whether the queue waits for its rate. Returns whether
+    /// something else than before holds due deliveries back.
+    pub fn record_blocker(&mut self, now: Timestamp) -> bool {
+        let blocker = self.conditions(self.own_capacity(now)).blocker_of_lag(false, now);
+        let is_blocked = blocker.is_some();
         if self.was_blocked && !is_blocked {
             self.free_since = now;
         }
         self.was_blocked = is_blocked;
-        if self.waits_for_rate(now) {
+        let waits_for_rate = self.waits_for_rate(now);
+        if waits_for_rate {
             self.rate_waited_at = now;
         }
+        let held_by = blocker.and_then(HeldBy::of).or(waits_for_rate.then_some(HeldBy::Rate));
+        let is_own = self.owner == QueueOwner::ThisNode;
+        let held_by = held_by.filter(|_| is_own && self.oldest_due(now).is_some());
+        std::mem::replace(&mut self.held_by, held_by) != held_by
     }
 
     /// Begins a read of what is due in the store.
@@ -392,6 +429,13 @@ impl EndpointQueue {
 /// a slow rate.
 pub fn is_recent(at: Timestamp, now: Timestamp) -> bool {
     now.as_millisecond().saturating_sub(at.as_millisecond()) < RECENT_MS
+}
+
+/// Returns when this node began to call the endpoint, if others, or it before a
+/// restart, may have called it before.
+fn gained_at(gate: &EndpointGate, began_at: Timestamp) -> Option<Timestamp> {
+    let gained_at = gate.lease_terms.since.map_or(began_at, |since| since.max(began_at));
+    (gate.created_at < gained_at).then_some(gained_at)
 }
 
 /// Returns the state of an endpoint's rate at first. What was sent before the

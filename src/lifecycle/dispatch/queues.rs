@@ -13,7 +13,7 @@
 //! which offers the endpoint to its tenant's line again or plans when to look
 //! at it next.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::accept_pacing::AcceptPacing;
 use super::cpu_pressure::CpuPressure;
 use super::cpu_throttle::CpuThrottle;
 use super::fair_scheduler::FairScheduler;
+use super::figure_counters::FigureCounters;
 use super::gate::{EndpointGate, LeaseTerms};
 use super::lag::OldestDue;
 use super::limits::{LimitWaits, NodeLimits};
@@ -33,6 +34,7 @@ use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::delivery::WaitingFor;
 use crate::model::endpoint::EndpointState;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::id_map::IdMap;
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, EndpointUpdate};
 
@@ -51,19 +53,19 @@ const TIDY_AT: usize = 1_024;
 pub struct EndpointQueues {
     limits: NodeLimits,
     began_at: Timestamp,
-    endpoints: HashMap<EndpointId, EndpointQueue>,
+    endpoints: IdMap<EndpointId, EndpointQueue>,
     /// Order in which endpoints have their turns.
     scheduler: FairScheduler,
     /// Throttle of starts under CPU pressure.
     cpu_throttle: CpuThrottle,
     /// How long the accepts of each busy tenant are held.
-    accept_pacing: HashMap<TenantId, AcceptPacing>,
+    accept_pacing: IdMap<TenantId, AcceptPacing>,
     /// Whether the processors are overloaded, and by this process.
     is_overloaded: bool,
     /// Endpoints that wait until slots are not scarce any more; see
     /// [`QueuePosition::AwaitingAnswer`].
     awaiting_answer: VecDeque<EndpointId>,
-    hosts: HashMap<Arc<str>, HostLoad>,
+    hosts: IdMap<Arc<str>, HostLoad>,
     /// Times at which endpoints are rescheduled: to read from the store, or
     /// because the rate allows another start.
     wakes: BTreeSet<(Timestamp, EndpointId)>,
@@ -77,6 +79,8 @@ pub struct EndpointQueues {
     /// Endpoints whose live status may have changed since it was last asked
     /// for; nothing, while nobody asks.
     touched: Option<HashSet<EndpointId>>,
+    /// What happens at endpoints, by window.
+    pub figures: FigureCounters,
     /// Whether a claim was not started because the lease is too short.
     waits_for_lease: bool,
     is_stopped: bool,
@@ -88,13 +92,13 @@ impl EndpointQueues {
         Self {
             limits,
             began_at,
-            endpoints: HashMap::new(),
+            endpoints: IdMap::default(),
             scheduler: FairScheduler::new(limits.slots, began_at),
             cpu_throttle: CpuThrottle::none(),
-            accept_pacing: HashMap::new(),
+            accept_pacing: IdMap::default(),
             is_overloaded: false,
             awaiting_answer: VecDeque::new(),
-            hosts: HashMap::new(),
+            hosts: IdMap::default(),
             wakes: BTreeSet::new(),
             timer: None,
             slots_free: limits.slots,
@@ -103,6 +107,7 @@ impl EndpointQueues {
             tidy_at: TIDY_AT,
             rate_waits: 0,
             touched: None,
+            figures: FigureCounters::new(began_at),
             waits_for_lease: false,
             is_stopped: false,
         }
@@ -317,7 +322,7 @@ impl EndpointQueues {
     /// Reports the CPU pressure of the last seconds to the throttle.
     pub fn cpu_pressure(&mut self, pressure: CpuPressure, seconds: f64) {
         self.is_overloaded = pressure.is_overload();
-        self.cpu_throttle.observe(pressure, seconds);
+        self.cpu_throttle.observe(pressure, seconds, self.scheduler.tenants());
     }
 
     /// Returns how long an accept of a tenant is to be held, because its
@@ -357,6 +362,15 @@ impl EndpointQueues {
             if let Some((since, blocker)) = self.oldest_of(queue, now) {
                 oldest.record(since, blocker);
             }
+        }
+        oldest
+    }
+
+    /// Returns the oldest waits of one endpoint, by blocker.
+    pub fn oldest_of_endpoint(&self, endpoint: EndpointId, now: Timestamp) -> OldestDue {
+        let mut oldest = OldestDue::default();
+        if let Some((since, blocker)) = self.endpoints.get(&endpoint).and_then(|queue| self.oldest_of(queue, now)) {
+            oldest.record(since, blocker);
         }
         oldest
     }
@@ -401,7 +415,9 @@ impl EndpointQueues {
         }
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.rate.correct_clock_jump(now);
-        queue.record_blocker(now);
+        if queue.record_blocker(now) {
+            self.figures.held_by(endpoint, &queue.gate.tenant, queue.held_by, now);
+        }
         if queue.position == QueuePosition::Out && queue.has_work(now) && queue.rate.is_ready(now) {
             queue.position = QueuePosition::InLine;
             self.scheduler.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);

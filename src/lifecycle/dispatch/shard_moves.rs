@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 use tracing::info;
 
+use super::lag::Lag;
 use super::shard_ownership::{OwnedFraction, ShardRole};
 use super::*;
 

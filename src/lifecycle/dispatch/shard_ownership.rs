@@ -5,11 +5,10 @@
 //! event is applied; what comes in that moment for a shard that is about to be
 //! this node's is remembered, and returned with the gain.
 
-use std::collections::HashMap;
-
 use jiff::Timestamp;
 
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::id_map::IdMap;
 use crate::model::rate::Rate;
 use crate::model::shard::{Epoch, SHARDS, Shard};
 
@@ -19,9 +18,9 @@ pub struct ShardOwnership {
     /// Whether each shard was this node's before.
     was_ours: Vec<bool>,
     /// Due times that came for a shard before its gain was applied.
-    early: HashMap<EndpointId, (Shard, Timestamp)>,
+    early: IdMap<EndpointId, (Shard, Timestamp)>,
     /// Owned fraction of each tenant that has a rate.
-    owned_fractions: HashMap<TenantId, OwnedFraction>,
+    owned_fractions: IdMap<TenantId, OwnedFraction>,
 }
 
 /// A node's role for a shard.
@@ -64,8 +63,8 @@ impl ShardOwnership {
         Self {
             shards: vec![role; SHARDS],
             was_ours: vec![false; SHARDS],
-            early: HashMap::new(),
-            owned_fractions: HashMap::new(),
+            early: IdMap::default(),
+            owned_fractions: IdMap::default(),
         }
     }
 

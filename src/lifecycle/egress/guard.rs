@@ -215,7 +215,7 @@ fn is_below(name: &str, zone: &str) -> bool {
 
 /// Whether an address belongs to this machine. A socket can be bound to such
 /// addresses only, and binding sends nothing.
-fn is_of_this_machine(address: IpAddr) -> bool {
+pub fn is_of_this_machine(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tracing::warn;
 use url::Url;
 
@@ -17,6 +18,7 @@ use self::resolver::NameResolver;
 use self::target::{Host, Target};
 use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::egress::ProxyUrl;
+use crate::model::source_address::SourceAddresses;
 
 pub mod address;
 pub mod guard;
@@ -33,6 +35,8 @@ pub struct Egress {
     guard: Guard,
     resolver: Arc<NameResolver>,
     proxy: Option<ProxyUrl>,
+    sources: SourceAddresses,
+    announced: Vec<IpNet>,
 }
 
 /// The reason why an endpoint may not have a URL.
@@ -62,7 +66,29 @@ impl From<GuardRefusal> for BadUrl {
 impl Egress {
     /// Creates an egress with this guard and resolver, and perhaps a proxy.
     pub fn new(guard: Guard, resolver: NameResolver, proxy: Option<ProxyUrl>) -> Self {
-        Self { guard, resolver: Arc::new(resolver), proxy }
+        let sources = SourceAddresses::default();
+        Self { guard, resolver: Arc::new(resolver), proxy, sources, announced: Vec::new() }
+    }
+
+    /// Returns the same egress with connections from these addresses, and with the
+    /// networks that receivers see them come from, if the operator knows those.
+    pub fn from_addresses(self, sources: SourceAddresses, announced: Vec<IpNet>) -> Self {
+        Self { sources, announced, ..self }
+    }
+
+    /// Returns the addresses that connections come from.
+    pub fn sources(&self) -> SourceAddresses {
+        self.sources
+    }
+
+    /// Returns the networks that receivers see this node's connections come from;
+    /// none if that is not known.
+    pub fn seen_as(&self) -> Vec<IpNet> {
+        if self.announced.is_empty() {
+            self.sources.all().into_iter().map(IpNet::from).collect()
+        } else {
+            self.announced.clone()
+        }
     }
 
     /// Returns the proxy that connections go through.
@@ -88,6 +114,14 @@ impl Egress {
             }
         }
         Ok(url)
+    }
+
+    /// Looks up a name. Names that mean this machine are not looked up.
+    pub async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
+        match known_addresses(&Host::Name(name.to_owned())) {
+            Some(addresses) => Ok(addresses),
+            None => self.resolver.look_up(name).await,
+        }
     }
 
     /// Checks a URL as far as possible without looking up its name.
@@ -122,7 +156,25 @@ impl Egress {
                 format!("the name {} has no address", target.host),
             ));
         }
-        self.guard.allowed_addresses(target, addresses).map_err(forbidden)
+        let addresses = self.guard.allowed_addresses(target, addresses).map_err(forbidden)?;
+        self.reachable(target, addresses)
+    }
+
+    /// Returns the addresses that the source addresses can reach.
+    fn reachable(&self, target: &Target, mut addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, AttemptFailure> {
+        addresses.retain(|address| self.sources.reaches(*address));
+        if addresses.is_empty() {
+            let (has, lacks) = if self.sources.v4.is_some() { ("IPv4", "IPv6") } else { ("IPv6", "IPv4") };
+            return Err(AttemptFailure::new(
+                FailureKind::Unreachable,
+                format!(
+                    "{} cannot be reached: it has {lacks} addresses alone, and the gateway calls from an {has} address \
+                     alone (--egress-bind)",
+                    target.host
+                ),
+            ));
+        }
+        Ok(addresses)
     }
 
     /// Whether the peer of a connection is the address that was checked.

@@ -26,6 +26,7 @@ use crate::model::delivery::after;
 use crate::model::rate::roughly;
 use crate::model::span::Span;
 
+pub mod refused_burst;
 pub mod smtp;
 pub mod text;
 

@@ -95,6 +95,16 @@ impl SmtpMailer {
         Ok(connection)
     }
 
+    /// Connects, encrypts and signs in, and sends nothing; returns why that fails.
+    pub async fn sign_in(&self) -> Result<(), String> {
+        let mut connection = match timeout(self.timeout, self.connect()).await {
+            Ok(connected) => connected.map_err(|problem| problem.to_string())?,
+            Err(_) => return Err(format!("no answer within {}", Span(self.timeout))),
+        };
+        let _ = timeout(QUIT_TIMEOUT, connection.quit()).await;
+        Ok(())
+    }
+
     /// Connects and sends one message; returns the open connection.
     async fn transmit(&self, message: &Message) -> Result<AsyncSmtpConnection, SmtpError> {
         let mut connection = self.connect().await?;

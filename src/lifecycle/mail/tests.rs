@@ -34,7 +34,7 @@ impl Mailer for ScriptedMailer {
 
 impl ScriptedMailer {
     /// Returns the times of all tries for this address, in seconds since the first.
-    fn tries_to(&self, to: &str) -> Vec<f64> {
+    fn attempts_to(&self, to: &str) -> Vec<f64> {
         let tries = self.tries.lock();
         let times: Vec<_> = tries.iter().filter(|(who, _)| who == to).map(|(_, at)| at.as_millisecond()).collect();
         times.iter().map(|at| (at - times[0]) as f64 / 1_000.0).collect()
@@ -86,7 +86,7 @@ async fn a_busy_server_is_asked_less_and_less_often_and_given_up_after_six_hours
     let fixture = Fixture::with(&[("busy@example.com", ScriptedAnswer::Busy)]).start();
     fixture.enqueue("busy@example.com");
     hours(24).await;
-    let tries = fixture.mailer.tries_to("busy@example.com");
+    let tries = fixture.mailer.attempts_to("busy@example.com");
     let gaps: Vec<f64> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
     for (n, gap) in gaps.iter().enumerate() {
         let about = (5.0 * 2_f64.powi(n as i32)).min(600.0);
@@ -115,8 +115,8 @@ async fn what_waits_hangs_or_is_refused_holds_up_nobody_else() {
     assert_eq!(fixture.sent(), ["fine@a", "well@a"]);
     assert_eq!((fixture.mail_queue.sent_count(), fixture.mail_queue.failed_count()), (2, 1));
     hours(1).await;
-    assert_eq!(fixture.mailer.tries_to("refused@a").len(), 1, "a refusal is final");
-    assert!(fixture.mailer.tries_to("busy@a").len() > 5);
+    assert_eq!(fixture.mailer.attempts_to("refused@a").len(), 1, "a refusal is final");
+    assert!(fixture.mailer.attempts_to("busy@a").len() > 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +154,7 @@ async fn after_closing_nothing_is_kept_and_nothing_taken() {
     fixture.enqueue("late@a");
     hours(1).await;
     assert!(fixture.sent().is_empty());
-    assert_eq!(fixture.mailer.tries_to("busy@a").len(), 1);
+    assert_eq!(fixture.mailer.attempts_to("busy@a").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

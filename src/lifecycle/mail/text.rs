@@ -21,6 +21,8 @@ pub enum MailReason {
     Disabled,
     /// A delivery to the endpoint is dead.
     Dead,
+    /// Many deliveries to the endpoint were refused.
+    Refused,
 }
 
 impl MailReason {
@@ -77,6 +79,7 @@ pub fn subject_and_text(facts: &MailFacts) -> (String, String) {
         MailReason::Paused => format!("Webhooks are paused: {name}"),
         MailReason::Disabled => format!("Webhooks are switched off: {name}"),
         MailReason::Dead => format!("A webhook was given up: {name}"),
+        MailReason::Refused => format!("Webhooks are refused: {name}"),
     };
     let parts = [trouble(facts), details(facts), consequence(facts), remedy(facts), footer(facts)];
     (subject, format!("{}\n", parts.join("\n\n")))
@@ -88,8 +91,9 @@ fn trouble(facts: &MailFacts) -> String {
             "Your webhook endpoint keeps failing, so we have stopped sending it events for now."
         }
         MailReason::Paused => "We have paused your webhook endpoint, because nothing it was sent has been accepted.",
-        MailReason::Disabled => "Your webhook endpoint has told us that it is gone, so we no longer call it.",
+        MailReason::Disabled => "Your webhook endpoint answered that it is gone, so we no longer call it.",
         MailReason::Dead => "We have given up delivering an event to your webhook endpoint.",
+        MailReason::Refused => "Your webhook endpoint refuses many of the events that it is sent.",
     }
     .to_owned()
 }
@@ -122,6 +126,11 @@ fn consequence(facts: &MailFacts) -> String {
         }
         MailReason::Paused | MailReason::Disabled => {
             format!("{HELD} We do not call the endpoint until somebody resumes it.")
+        }
+        MailReason::Refused => {
+            "An answer that refuses an event ends its delivery, so these events are not sent again by themselves. They \
+                       are kept as dead letters. Other events are still being sent."
+                .to_owned()
         }
         MailReason::Dead => {
             "The event is kept as a dead letter and can be delivered again. Other events are still being \
@@ -157,7 +166,7 @@ fn remedy(facts: &MailFacts) -> String {
             "If that is what you want, there is nothing to do. If it was a mistake, mend the receiver and resume the \
              endpoint, on the command line or over the API; what waits is delivered then:\n\n{resume}"
         ),
-        MailReason::Dead => format!(
+        MailReason::Dead | MailReason::Refused => format!(
             "Please look at the receiver. The dead letters of this endpoint are listed, on the command line or over \
              the API, by:\n\n{}\n\nOnce the receiver is mended, each of them can be delivered again:\n\n{}",
             list, replay
@@ -170,7 +179,7 @@ fn remedy(facts: &MailFacts) -> String {
 fn footer(facts: &MailFacts) -> String {
     let frequency = match facts.reason_kind {
         MailReason::BreakerOpened => "There is one such mail per outage, and at most one an hour.",
-        MailReason::Dead => "There is at most one such mail a day.",
+        MailReason::Dead | MailReason::Refused => "There is at most one such mail a day.",
         MailReason::Paused | MailReason::Disabled => "There are no further mails about it.",
     };
     format!("You get this because you are the owner_email of the endpoint. {frequency}")

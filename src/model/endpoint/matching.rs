@@ -1,6 +1,6 @@
 //! Decides whether an endpoint wants an event, and says why.
 
-use super::Endpoint;
+use super::{Endpoint, ListensTo};
 use crate::model::event::Event;
 use crate::model::filter::{FilterInput, glob_matches};
 
@@ -13,6 +13,9 @@ impl Endpoint {
             } else {
                 EndpointMatch::no("the event names its endpoints, and this is not one of them")
             };
+        }
+        if !self.hears_events() {
+            return EndpointMatch::no("it listens to operational events alone");
         }
         let event_type = event.event_type.as_str();
         let Some(pattern) = self.settings.event_types.iter().find(|p| glob_matches(p, event_type)) else {
@@ -29,6 +32,17 @@ impl Endpoint {
                 Err(why) => EndpointMatch::no(format!("{by_type}, but the filter does not hold: {why}")),
             },
         }
+    }
+
+    /// Whether the events of producers go to the endpoint. All events of `_system`
+    /// are operational, and go to its endpoints.
+    pub fn hears_events(&self) -> bool {
+        self.settings.listens_to == ListensTo::Events || self.tenant.is_system()
+    }
+
+    /// Whether the operational events about its own tenant go to the endpoint.
+    pub fn hears_operations(&self) -> bool {
+        self.settings.listens_to == ListensTo::Operations && !self.tenant.is_system()
     }
 
     /// Whether the endpoint wants an event that names no endpoints. Unlike

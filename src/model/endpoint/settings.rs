@@ -1,15 +1,18 @@
 //! The settings of an endpoint: their types, defaults and checks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::inherited_setting::InheritedSetting;
 use crate::model::breaker::BreakerSettings;
 use crate::model::delivery::BodyFormat;
 use crate::model::filter::{FilterRule, check_glob};
 use crate::model::headers::{self, is_reserved};
+use crate::model::id::TenantId;
 use crate::model::invalid_setting::InvalidSetting;
+use crate::model::named_enum::NamedEnum;
 use crate::model::pointer::child;
 use crate::model::policy::RetryPolicy;
 use crate::model::rate::Rate;
@@ -41,6 +44,9 @@ pub struct EndpointSettings {
     #[serde(default = "default_event_types")]
     #[schema(example = json!(["invoice.*"]))]
     pub event_types: Vec<String>,
+    /// Which events it gets: `events`, those of producers, or `operations`, the [operational events](gentle.md#operational-events) about its own tenant and nothing else.
+    #[serde(default)]
+    pub listens_to: ListensTo,
     /// [Rules](#filters) on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
     #[serde(default)]
     #[schema(value_type = Option<Object>, example = json!({"path": "/amount", "gt": 100}))]
@@ -51,7 +57,7 @@ pub struct EndpointSettings {
     /// What a lane does behind a dead letter.
     #[serde(default)]
     pub on_dead: OnDead,
-    /// What the [body](receiving.md#body) looks like. `thin` needs `--public-url`. Fixed for a delivery when it is accepted.
+    /// What the [body](receiving.md#body) looks like. `thin` needs `--public-url`; `slack`, `teams`, `discord` and `mattermost` are for endpoints that listen to `operations`, and for those of `_system`. Fixed for a delivery when it is accepted.
     #[serde(default)]
     pub format: BodyFormat,
     /// Events whose data is larger than this, such as `"256KiB"`, are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Needs `--public-url`. Fixed for a delivery when it is accepted.
@@ -71,6 +77,10 @@ pub struct EndpointSettings {
     /// When to try again, and when to stop: `preset`, `backoff` or `schedule`, `jitter`, `max_attempts`, `max_age`, `retry_after_max`; see [retries](retries.md#writing-your-own).
     #[serde(default = "RetrySpec::standard")]
     pub retry: RetrySpec,
+    /// Settings that follow the tenant's `defaults`, also when these change later: any of `retry`, `status_rules`, `max_in_flight` and `timeout`. What is in this list cannot have a value of its own.
+    #[serde(default)]
+    #[schema(value_type = Vec<InheritedSetting>, example = json!(["retry"]))]
+    pub inherits: BTreeSet<InheritedSetting>,
     /// What answers mean: a table (`default`, `strict`, `lenient`) and what differs from it, by exact code or class, as `deliver`, `retry`, `refuse` or `disable`: `{"preset":"strict","404":"retry","5xx":"refuse"}`. See [retries](retries.md#an-odd-partner).
     #[serde(default)]
     pub status_rules: StatusRules,
@@ -101,12 +111,25 @@ fn default_signatures() -> Vec<SignatureProfile> {
     vec![SignatureProfile::Standard]
 }
 
-fn default_max_in_flight() -> u32 {
+pub(super) fn default_max_in_flight() -> u32 {
     10
 }
 
 fn default_rate() -> Rate {
     Rate { per_second: 500.0, burst: 50 }
+}
+
+/// Which events an endpoint gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ListensTo {
+    /// The events of producers.
+    #[default]
+    Events,
+    /// The operational events about its own tenant.
+    Operations,
 }
 
 /// What is delivered in order.
@@ -173,6 +196,24 @@ impl EndpointSettings {
             (Some(_), BodyFormat::Thin) => BodyFormat::Envelope,
             (_, format) => format,
         }
+    }
+
+    /// Returns the body format of an event that has no link to its data.
+    pub fn format_without_link(&self) -> BodyFormat {
+        if self.format == BodyFormat::Thin { BodyFormat::Envelope } else { self.format }
+    }
+
+    /// Checks what it listens to, for this tenant.
+    pub fn check_listening(&self, tenant: &TenantId) -> Option<InvalidSetting> {
+        if !self.format.is_chat() || self.listens_to == ListensTo::Operations || tenant.is_system() {
+            return None;
+        }
+        let format = self.format.as_str();
+        let message = format!(
+            "format {format} is for operational events; set listens_to to \"operations\", or use envelope, raw, thin or \
+             cloudevents"
+        );
+        Some(InvalidSetting { pointer: "/format".into(), message })
     }
 
     /// Whether some of its events may be sent as links instead of data.

@@ -55,7 +55,7 @@ impl ExplanationFacts<'_> {
                         self.command("dead-letters discard", head)
                     )
                 } else {
-                    format!("{} tells about that one.", self.command("explain", head))
+                    format!("{} explains that one.", self.command("explain", head))
                 }
             }),
         }

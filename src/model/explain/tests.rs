@@ -40,14 +40,14 @@ fn endpoint(settings: Value) -> Endpoint {
 }
 
 /// A delivery and what has happened to it, decided by the real rules.
-struct Story {
+struct DeliveryHistory {
     delivery: Delivery,
     attempts: Vec<Attempt>,
     endpoint: Endpoint,
     head: Option<(DeliveryId, bool)>,
 }
 
-impl Story {
+impl DeliveryHistory {
     fn of(endpoint: Endpoint) -> Self {
         let delivery = Delivery {
             format: Default::default(),
@@ -79,7 +79,7 @@ impl Story {
     }
 
     fn limits(&self, now: Timestamp) -> DeliveryTimeLimits<'_> {
-        let held = self.endpoint.status.held(now);
+        let held = self.endpoint.held(now);
         DeliveryTimeLimits {
             policy: &self.endpoint.policy,
             held,
@@ -120,6 +120,7 @@ impl Story {
             custom_headers: Vec::new(),
             signatures: Vec::new(),
             secret_id: None,
+            traceparent: None,
             response_headers: Vec::new(),
             response_body: String::new(),
             truncated: false,
@@ -199,60 +200,61 @@ fn head() -> DeliveryId {
 
 #[test]
 fn a_waiting_delivery_says_what_was_answered_and_when_it_goes_next() {
-    let story = Story::of(standard()).answered(503).answered(503);
+    let story = DeliveryHistory::of(standard()).answered(503).answered(503);
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(20)));
 }
 
 #[test]
 fn a_delivery_that_has_not_been_tried_says_so() {
-    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Due), at(0)));
+    insta::assert_snapshot!(DeliveryHistory::of(standard()).explained(Some(WaitingFor::Due), at(0)));
 }
 
 #[test]
 fn a_retry_after_is_told_with_what_it_changed() {
-    let story = Story::of(standard()).answered_with(429, "retry-after", "600");
+    let story = DeliveryHistory::of(standard()).answered_with(429, "retry-after", "600");
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(2)));
 }
 
 #[test]
 fn a_429_without_one_doubles() {
-    let story = Story::of(standard()).answered_with(429, "retry-after", "soon");
+    let story = DeliveryHistory::of(standard()).answered_with(429, "retry-after", "soon");
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(2)));
 }
 
 #[test]
 fn backpressure_names_the_time_and_the_way_through() {
-    let mut story = Story::of(standard()).answered(500);
+    let mut story = DeliveryHistory::of(standard()).answered(500);
     story.endpoint.quiet_until = Some(at(900));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Backpressure), at(60)));
 }
 
 #[test]
 fn a_pause_is_told_with_its_reason() {
-    let story = Story::of(standard()).answered(500).with_status(EndpointState::Paused, "moving house", at(100));
+    let story =
+        DeliveryHistory::of(standard()).answered(500).with_status(EndpointState::Paused, "moving house", at(100));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Pause), at(200)));
 }
 
 #[test]
 fn a_lane_behind_a_dead_letter_names_it() {
-    let story = Story::of(standard()).in_lane(4, Some((head(), true)));
+    let story = DeliveryHistory::of(standard()).in_lane(4, Some((head(), true)));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Key), at(200)));
 }
 
 #[test]
 fn a_lane_behind_a_living_head_names_it() {
-    let story = Story::of(standard()).in_lane(4, Some((head(), false)));
+    let story = DeliveryHistory::of(standard()).in_lane(4, Some((head(), false)));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Key), at(200)));
 }
 
 #[test]
 fn a_missing_slot_names_the_cap() {
-    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Slot), at(200)));
+    insta::assert_snapshot!(DeliveryHistory::of(standard()).explained(Some(WaitingFor::Slot), at(200)));
 }
 
 #[test]
 fn an_open_breaker_says_why_and_when_it_is_probed() {
-    let mut story = Story::of(standard()).answered(503);
+    let mut story = DeliveryHistory::of(standard()).answered(503);
     story.endpoint.health = EndpointHealth {
         phase: BreakerPhase::Open { until: Some(at(60)) },
         reason: Some("10 failures in a row; the last was answered 503 Service Unavailable".into()),
@@ -263,31 +265,31 @@ fn an_open_breaker_says_why_and_when_it_is_probed() {
 
 #[test]
 fn a_breaker_that_a_person_opened_is_told_as_such() {
-    let mut story = Story::of(standard());
+    let mut story = DeliveryHistory::of(standard());
     story.endpoint.health = EndpointHealth::default().forced_open(None, "maintenance".into(), at(0));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Breaker), at(30)));
 }
 
 #[test]
 fn a_rate_is_named() {
-    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Rate), at(200)));
+    insta::assert_snapshot!(DeliveryHistory::of(standard()).explained(Some(WaitingFor::Rate), at(200)));
 }
 
 #[test]
 fn poison_is_told_with_the_internal_error() {
-    let mut story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Poisoned), at(40));
+    let mut story = DeliveryHistory::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Poisoned), at(40));
     (story.delivery.internal_errors, story.delivery.internal_error) = (3, Some("index out of bounds".into()));
     insta::assert_snapshot!(story.explained(None, at(50)));
 }
 
 #[test]
 fn in_flight_is_told() {
-    insta::assert_snapshot!(Story::of(standard()).answered(500).explained(None, at(5)));
+    insta::assert_snapshot!(DeliveryHistory::of(standard()).answered(500).explained(None, at(5)));
 }
 
 #[test]
 fn a_policy_that_changed_is_told_in_the_attempt_and_for_the_next() {
-    let mut story = Story::of(standard()).answered(500);
+    let mut story = DeliveryHistory::of(standard()).answered(500);
     story.endpoint = endpoint(json!({"retry": {"preset": "hourly"}}));
     let mut story = story.answered(500);
     story.endpoint = endpoint(json!({"retry": {"preset": "quick", "max_attempts": 3}}));
@@ -296,31 +298,32 @@ fn a_policy_that_changed_is_told_in_the_attempt_and_for_the_next() {
 
 #[test]
 fn a_refused_delivery_says_by_which_rule_and_what_to_do() {
-    insta::assert_snapshot!(Story::of(standard()).answered(422).explained(None, at(5)));
+    insta::assert_snapshot!(DeliveryHistory::of(standard()).answered(422).explained(None, at(5)));
 }
 
 #[test]
 fn an_endpoints_own_rule_is_named_as_such() {
-    let story = Story::of(endpoint(json!({"status_rules": {"preset": "strict", "404": "refuse"}}))).answered(404);
+    let story =
+        DeliveryHistory::of(endpoint(json!({"status_rules": {"preset": "strict", "404": "refuse"}}))).answered(404);
     insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
 fn the_receivers_own_word_is_named_as_such() {
-    let story = Story::of(standard()).answered_with(503, "webhook-delivery", "abort");
+    let story = DeliveryHistory::of(standard()).answered_with(503, "webhook-delivery", "abort");
     insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
 fn gone_says_that_the_endpoint_is_disabled() {
-    let story = Story::of(standard()).answered(410).with_status(EndpointState::Disabled, "410", at(2));
+    let story = DeliveryHistory::of(standard()).answered(410).with_status(EndpointState::Disabled, "410", at(2));
     insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
 fn an_exhausted_delivery_tells_every_attempt() {
     let policy = json!({"retry": {"preset": "quick", "max_attempts": 3}});
-    let story = Story::of(endpoint(policy))
+    let story = DeliveryHistory::of(endpoint(policy))
         .failed(FailureKind::ConnectionRefused, "nothing listens there: the connection was refused")
         .failed(FailureKind::Timeout, "no answer within 10s")
         .answered(502);
@@ -330,7 +333,7 @@ fn an_exhausted_delivery_tells_every_attempt() {
 #[test]
 fn a_short_budget_is_counted_aloud() {
     let rules = json!({"retry": {"schedule": ["1s"], "jitter": "none"}});
-    let story = (0..10).fold(Story::of(endpoint(rules)), |story, _| story.answered(404));
+    let story = (0..10).fold(DeliveryHistory::of(endpoint(rules)), |story, _| story.answered(404));
     insta::assert_snapshot!(story.explained(None, at(60)).lines().take(9).collect::<Vec<_>>().join("\n"));
 }
 
@@ -339,7 +342,8 @@ fn a_target_that_may_not_be_called_is_told_with_what_helps_and_with_nothing_else
     let endpoint = endpoint(json!({"retry": {"schedule": ["1s"], "jitter": "none"}}));
     let message =
         "port 25 belongs to another service; use another port, or have its operator open it with --allow-port 25";
-    let story = (0..5).fold(Story::of(endpoint), |story, _| story.failed(FailureKind::TargetForbidden, message));
+    let story =
+        (0..5).fold(DeliveryHistory::of(endpoint), |story, _| story.failed(FailureKind::TargetForbidden, message));
     let said = story.explained(None, at(60));
     assert!(said.contains(message) && !said.contains("--allow-egress"), "{said}");
     assert!(
@@ -350,7 +354,7 @@ fn a_target_that_may_not_be_called_is_told_with_what_helps_and_with_nothing_else
 
 #[test]
 fn an_age_that_ran_out_says_what_would_have_been() {
-    let story = Story::of(endpoint(json!({"retry": {"schedule": ["40m"], "max_age": "1h"}})))
+    let story = DeliveryHistory::of(endpoint(json!({"retry": {"schedule": ["40m"], "max_age": "1h"}})))
         .answered(500)
         .answered(500)
         .answered(500);
@@ -359,14 +363,17 @@ fn an_age_that_ran_out_says_what_would_have_been() {
 
 #[test]
 fn an_age_that_ran_out_while_held_back_is_told() {
-    let story =
-        Story::of(standard()).answered(500).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(300_000));
+    let story = DeliveryHistory::of(standard()).answered(500).finished(
+        DeliveryState::Dead,
+        Some(DeadCause::Expired),
+        at(300_000),
+    );
     insta::assert_snapshot!(story.explained(None, at(300_001)));
 }
 
 #[test]
 fn an_event_over_by_its_own_account_says_so() {
-    let mut story = Story::of(standard());
+    let mut story = DeliveryHistory::of(standard());
     story.delivery.expires_at = Some(at(600));
     let story = story.finished(DeliveryState::Dead, Some(DeadCause::Expired), at(601));
     insta::assert_snapshot!(story.explained(None, at(700)));
@@ -374,19 +381,20 @@ fn an_event_over_by_its_own_account_says_so() {
 
 #[test]
 fn a_delivery_held_too_long_says_so() {
-    let story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(31 * 86_400));
+    let story =
+        DeliveryHistory::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(31 * 86_400));
     insta::assert_snapshot!(story.explained(None, at(32 * 86_400)));
 }
 
 #[test]
 fn a_delivered_one_tells_how_long_it_took() {
-    let story = Story::of(standard()).answered(503).answered_with(429, "retry-after", "30").answered(200);
+    let story = DeliveryHistory::of(standard()).answered(503).answered_with(429, "retry-after", "30").answered(200);
     insta::assert_snapshot!(story.explained(None, at(5_000)));
 }
 
 #[test]
 fn what_went_with_its_endpoint_says_so() {
-    let story = Story::of(standard()).answered(500).finished(DeliveryState::Cancelled, None, at(50));
+    let story = DeliveryHistory::of(standard()).answered(500).finished(DeliveryState::Cancelled, None, at(50));
     let facts = ExplanationFacts {
         delivery: &story.delivery,
         attempts: &story.attempts,
@@ -404,14 +412,17 @@ fn what_went_with_its_endpoint_says_so() {
 
 #[test]
 fn a_discarded_one_keeps_its_cause() {
-    let story =
-        Story::of(standard()).answered(400).finished(DeliveryState::Cancelled, Some(DeadCause::Refused), at(50));
+    let story = DeliveryHistory::of(standard()).answered(400).finished(
+        DeliveryState::Cancelled,
+        Some(DeadCause::Refused),
+        at(50),
+    );
     insta::assert_snapshot!(story.explained(None, at(60)));
 }
 
 #[test]
 fn a_replay_is_told_with_its_fresh_budget() {
-    let mut story = Story::of(standard()).answered(400);
+    let mut story = DeliveryHistory::of(standard()).answered(400);
     let replayed = Progress { attempts_before: 1, begun_at: Some(at(500)), ..Progress::default() };
     story.delivery.progress = Progress { attempts: 1, ..replayed };
     (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (DeliveryState::Waiting, None, None);
@@ -428,7 +439,7 @@ fn a_refusal_after_a_change_of_secrets_names_it_and_no_other_answer_does() {
         created_at: at(made),
         expires_at: ends.map(at),
     };
-    let attempt = |status: u16| Story::of(standard()).answered(status).attempts.remove(0);
+    let attempt = |status: u16| DeliveryHistory::of(standard()).answered(status).attempts.remove(0);
     let change = |secrets: &[Secret], seconds: i64, status: u16| {
         let attempt = Attempt { started_at: at(seconds), ..attempt(status) };
         secret_change(secrets, at(0), &attempt)

@@ -203,12 +203,16 @@ impl CircuitBreaker {
                 self.health.phase = BreakerPhase::Open { until: Some(until) };
             }
             // The breaker was switched off, so it must not stay open.
-            Verdict::Retry if !thresholds.breaker.enabled => self.close_fully(now),
+            Verdict::Retry if !thresholds.breaker.enabled => {
+                self.health.end_open(thresholds.breaker, now);
+                self.close_fully(now);
+            }
             Verdict::Retry => {
                 self.health.trips = self.health.trips.saturating_add(1);
                 self.stay_open(observation, events);
             }
             Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
+                self.health.end_open(thresholds.breaker, now);
                 self.close(now);
                 events.push(EndpointEvent::BreakerClosed(CloseCause::Probe { answer: input.answer.clone() }));
                 self.widen_if_due(1, thresholds.cap, now);
@@ -231,6 +235,10 @@ impl CircuitBreaker {
             return self.widen_if_due(width, thresholds.cap, now);
         }
         self.set_ramp_width(width / 2, now);
+        // The ramp of a start follows no outage: a few failures are as normal as before it.
+        if self.health.ramp_until.is_some() {
+            return self.observe_closed(observation, events);
+        }
         let failures = self.health.failures;
         if thresholds.breaker.enabled && failures >= RAMP_FAILURES.min(thresholds.breaker.consecutive_failures) {
             self.health.trips = self.health.trips.saturating_add(1);
@@ -277,6 +285,7 @@ impl CircuitBreaker {
     }
 
     fn hold(&mut self, until: Timestamp, event: EndpointEvent, events: &mut Vec<EndpointEvent>) {
+        self.health.ramp_until = None;
         self.health.phase = BreakerPhase::Open { until: Some(until) };
         self.health.reason = event.reason();
         self.window = FailureWindow::default();
@@ -307,6 +316,7 @@ impl CircuitBreaker {
         health.phase = BreakerPhase::Closed;
         health.since = Some(now);
         health.reason = None;
+        health.ramp_until = None;
         health.trips = 0;
     }
 

@@ -34,16 +34,16 @@ impl Subject {
     }
 
     /// Observes this verdict now, for a request that started now.
-    fn says(&mut self, verdict: Verdict) -> Vec<EndpointEvent> {
+    fn record_verdict(&mut self, verdict: Verdict) -> Vec<EndpointEvent> {
         self.observe(&answer(verdict, self.now))
     }
 
     fn opened() -> Self {
         let mut subject = Self::new();
         for _ in 0..9 {
-            assert!(subject.says(Verdict::Retry).is_empty());
+            assert!(subject.record_verdict(Verdict::Retry).is_empty());
         }
-        assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
+        assert!(matches!(subject.record_verdict(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
         subject
     }
 
@@ -65,7 +65,7 @@ fn ten_failures_in_a_row_open_it_and_anything_else_between_does_not() {
     for other in [Verdict::Delivered, Verdict::Refused, Verdict::Gone] {
         let mut subject = Subject::new();
         for n in 0..18 {
-            let events = subject.says(if n == 9 { other } else { Verdict::Retry });
+            let events = subject.record_verdict(if n == 9 { other } else { Verdict::Retry });
             assert!(events.is_empty(), "{other:?} {n}");
         }
         assert_eq!(subject.state(), BreakerState::Closed);
@@ -88,8 +88,9 @@ fn asking_for_less_is_no_failure() {
 fn a_share_of_failures_opens_it_within_the_window_only() {
     // Four of five fail, never ten in a row.
     let mut subject = Subject::new();
-    let events: Vec<EndpointEvent> =
-        (0..20).flat_map(|n| subject.says(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry })).collect();
+    let events: Vec<EndpointEvent> = (0..20)
+        .flat_map(|n| subject.record_verdict(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry }))
+        .collect();
     let [EndpointEvent::BreakerOpened { cause, .. }] = &events[..] else { panic!("{events:?}") };
     let (window, answer) = (Span::secs(60), "answered so".to_owned());
     assert_eq!(*cause, OpenCause::FailureRatio { failed: 16, total: 20, window, answer });
@@ -99,12 +100,12 @@ fn a_share_of_failures_opens_it_within_the_window_only() {
     let mut subject = Subject::new();
     for n in 0..40 {
         subject.now = n * 6_000;
-        assert!(subject.says(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry }).is_empty(), "{n}");
+        assert!(subject.record_verdict(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry }).is_empty(), "{n}");
     }
     // Three of five are not enough.
     let mut subject = Subject::new();
     for n in 0..200 {
-        assert!(subject.says(if n % 5 < 2 { Verdict::Delivered } else { Verdict::Retry }).is_empty());
+        assert!(subject.record_verdict(if n % 5 < 2 { Verdict::Delivered } else { Verdict::Retry }).is_empty());
     }
 }
 
@@ -115,7 +116,7 @@ fn a_failed_probe_doubles_the_wait_up_to_its_limit() {
     for _ in 0..9 {
         subject.now += subject.probe_in();
         assert_eq!(subject.state(), BreakerState::HalfOpen);
-        assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::ProbeFailed { .. }]));
+        assert!(matches!(subject.record_verdict(Verdict::Retry)[..], [EndpointEvent::ProbeFailed { .. }]));
         waits.push(subject.probe_in());
     }
     assert_eq!(waits[..4], [21_000, 42_000, 84_000, 168_000]);
@@ -146,7 +147,7 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
     for verdict in [Verdict::Delivered, Verdict::Refused, Verdict::Gone] {
         let mut subject = Subject::opened();
         subject.now += subject.probe_in();
-        let events = subject.says(verdict);
+        let events = subject.record_verdict(verdict);
         let closed = EndpointEvent::BreakerClosed(CloseCause::Probe { answer: "answered so".into() });
         let reason = "the probe answered so; it ramps up from one request at a time";
         assert_eq!(closed.reason().as_deref(), Some(reason));
@@ -175,7 +176,7 @@ fn what_was_on_its_way_when_it_opened_neither_closes_nor_prolongs_it() {
     let mut subject = Subject::new();
     subject.now = 1_000;
     for _ in 0..10 {
-        subject.says(Verdict::Retry);
+        subject.record_verdict(Verdict::Retry);
     }
     let until = subject.circuit.health.open_until();
     subject.now = 2_000;
@@ -189,12 +190,12 @@ fn what_was_on_its_way_when_it_opened_neither_closes_nor_prolongs_it() {
 fn the_ramp_doubles_with_answers_and_time_and_ends_at_the_cap() {
     let mut subject = Subject::opened();
     subject.now += subject.probe_in();
-    subject.says(Verdict::Delivered);
+    subject.record_verdict(Verdict::Delivered);
     let began = subject.now;
     let mut widths = vec![(0, subject.width())];
     while subject.state() == BreakerState::Ramp {
         subject.now += 10;
-        subject.says(Verdict::Delivered);
+        subject.record_verdict(Verdict::Delivered);
         if widths.last().unwrap().1 != subject.width() {
             widths.push((subject.now - began, subject.width()));
         }
@@ -220,16 +221,16 @@ fn the_ramp_is_one_in_requests_per_second_too() {
 fn failing_again_while_recovering_narrows_the_ramp_and_then_opens_it_for_longer() {
     let mut subject = Subject::opened();
     subject.now += subject.probe_in();
-    subject.says(Verdict::Delivered);
+    subject.record_verdict(Verdict::Delivered);
     for _ in 0..150 {
         subject.now += 10;
-        subject.says(Verdict::Delivered);
+        subject.record_verdict(Verdict::Delivered);
     }
     assert_eq!(subject.width(), 8);
-    assert!(subject.says(Verdict::Retry).is_empty());
+    assert!(subject.record_verdict(Verdict::Retry).is_empty());
     assert_eq!(subject.width(), 4);
-    assert!(subject.says(Verdict::Retry).is_empty());
-    assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
+    assert!(subject.record_verdict(Verdict::Retry).is_empty());
+    assert!(matches!(subject.record_verdict(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
     assert_eq!(subject.probe_in(), 21_000, "it had not recovered for good");
 }
 
@@ -238,7 +239,7 @@ fn a_breaker_that_is_switched_off_hears_nothing() {
     let mut subject = Subject::new();
     subject.breaker.enabled = false;
     for _ in 0..100 {
-        assert!(subject.says(Verdict::Retry).is_empty());
+        assert!(subject.record_verdict(Verdict::Retry).is_empty());
     }
     assert_eq!(subject.state(), BreakerState::Closed);
 }
@@ -250,12 +251,12 @@ fn a_ramp_goes_on_also_where_the_breaker_is_switched_off() {
     subject.circuit.adopt(&EndpointHealth::default().forced_open(Some(at(1_000)), "a moment".into(), at(0)));
     subject.now = 1_000;
     assert_eq!(subject.state(), BreakerState::HalfOpen);
-    subject.says(Verdict::Retry);
+    subject.record_verdict(Verdict::Retry);
     assert_eq!((subject.state(), subject.width()), (BreakerState::Closed, 10), "nothing keeps it open");
     subject.circuit.adopt(&subject.circuit.health.reset(at(2_000)));
     for n in 0..210 {
         subject.now = 2_000 + 10 * n;
-        subject.says(if n % 7 == 6 { Verdict::Retry } else { Verdict::Delivered });
+        subject.record_verdict(if n % 7 == 6 { Verdict::Retry } else { Verdict::Delivered });
         assert_ne!(subject.state(), BreakerState::Open);
     }
     subject.now += 60_000;
@@ -266,7 +267,7 @@ fn a_ramp_goes_on_also_where_the_breaker_is_switched_off() {
 fn one_that_asks_for_less_while_recovering_does_not_get_more() {
     let mut subject = Subject::opened();
     subject.now += subject.probe_in();
-    subject.says(Verdict::Delivered);
+    subject.record_verdict(Verdict::Delivered);
     for _ in 0..100 {
         subject.now += 10;
         let limited = BreakerInput { is_limited: true, ..answer(Verdict::Retry, subject.now) };
@@ -282,7 +283,7 @@ fn a_person_opens_it_for_good_or_for_a_time_and_closes_it_into_a_ramp() {
     subject.now = 86_400_000;
     assert_eq!(subject.state(), BreakerState::Open);
     for verdict in [Verdict::Delivered, Verdict::Retry] {
-        assert!(subject.says(verdict).is_empty());
+        assert!(subject.record_verdict(verdict).is_empty());
         assert!(subject.circuit.health.is_forced(), "only a person closes it");
     }
     let closed = subject.circuit.health.reset(at(subject.now));
@@ -314,17 +315,20 @@ fn what_was_heard_before_a_fresh_start_says_nothing_after_it() {
 fn more_than_a_hundred_permanent_answers_pause_it_and_only_a_success_starts_the_count_anew() {
     let mut subject = Subject::new();
     for n in 0..100 {
-        assert!(subject.says(Verdict::Refused).is_empty(), "{n}");
+        assert!(subject.record_verdict(Verdict::Refused).is_empty(), "{n}");
         if n % 10 == 0 {
-            subject.says(Verdict::Retry);
+            subject.record_verdict(Verdict::Retry);
         }
     }
-    let events = subject.says(Verdict::Gone);
+    let events = subject.record_verdict(Verdict::Gone);
     let cause = PauseCause::Refusals { count: 101, answer: "answered so".into() };
     assert_eq!(events, [EndpointEvent::Paused(cause)]);
     let mut subject = Subject::new();
     for n in 0..1_000 {
-        assert!(subject.says(if n % 101 == 100 { Verdict::Delivered } else { Verdict::Refused }).is_empty(), "{n}");
+        assert!(
+            subject.record_verdict(if n % 101 == 100 { Verdict::Delivered } else { Verdict::Refused }).is_empty(),
+            "{n}"
+        );
     }
 }
 
@@ -334,7 +338,8 @@ fn five_days_of_nothing_but_failure_pause_it() {
     let mut subject = Subject::new();
     let mut quarantined = None;
     while subject.now < 6 * day && quarantined.is_none() {
-        let events = subject.says(if subject.now % (3 * hour) == 0 { Verdict::Refused } else { Verdict::Retry });
+        let events =
+            subject.record_verdict(if subject.now % (3 * hour) == 0 { Verdict::Refused } else { Verdict::Retry });
         quarantined =
             events.into_iter().find(|event| matches!(event, EndpointEvent::Paused(PauseCause::Failing { .. })));
         subject.now += hour;
@@ -344,14 +349,14 @@ fn five_days_of_nothing_but_failure_pause_it() {
     assert_eq!(quarantined.unwrap().reason().as_deref(), Some(sentence));
     // Two failures far apart are no five days of failure.
     let mut subject = Subject::new();
-    subject.says(Verdict::Retry);
+    subject.record_verdict(Verdict::Retry);
     subject.now = 20 * day;
-    assert!(subject.says(Verdict::Retry).is_empty());
+    assert!(subject.record_verdict(Verdict::Retry).is_empty());
     // Nor are many with a success in between.
     let mut subject = Subject::new();
     for n in 0..240 {
         subject.now = n * hour;
-        let events = subject.says(if n == 100 { Verdict::Delivered } else { Verdict::Refused });
+        let events = subject.record_verdict(if n == 100 { Verdict::Delivered } else { Verdict::Refused });
         assert!(!events.iter().any(|event| matches!(event, EndpointEvent::Paused(_))) || n >= 200, "{n}");
     }
 }
@@ -363,4 +368,46 @@ fn health_is_kept_as_text_and_an_empty_one_is_healthy() {
     let subject = Subject::opened();
     let text = serde_json::to_string(&subject.circuit.health).unwrap();
     assert_eq!(read(&text), subject.circuit.health);
+}
+
+#[test]
+fn the_ramp_of_a_start_opens_by_the_usual_thresholds_and_that_of_a_recovery_by_three() {
+    let mut started = Subject::new();
+    started.circuit.adopt(&EndpointHealth { version: 1, ..EndpointHealth::default() }.gained(at(0)));
+    assert_eq!(started.state(), BreakerState::Ramp);
+    for failure in 1..10 {
+        assert!(started.record_verdict(Verdict::Retry).is_empty(), "{failure}");
+        assert_eq!((started.state(), started.width()), (BreakerState::Ramp, 1));
+    }
+    assert!(matches!(started.record_verdict(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
+    assert_eq!(started.circuit.health.trips, 0, "it is the first cool-down of an outage");
+
+    let mut recovering = Subject::opened();
+    recovering.now += recovering.probe_in();
+    recovering.record_verdict(Verdict::Delivered);
+    assert_eq!(recovering.state(), BreakerState::Ramp);
+    for _ in 0..2 {
+        assert!(recovering.record_verdict(Verdict::Retry).is_empty());
+    }
+    assert!(matches!(recovering.record_verdict(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
+    assert_eq!(recovering.circuit.health.trips, 1);
+}
+
+#[test]
+fn the_time_of_an_outage_adds_up_only_where_the_breaker_pauses_age() {
+    for pauses_age in [false, true] {
+        let mut subject = Subject::opened();
+        subject.breaker.pauses_age = pauses_age;
+        let unaged =
+            |subject: &Subject| subject.circuit.health.unaged(&subject.breaker, at(subject.now)).as_millis() as u64;
+        subject.now = 3_600_000;
+        subject.record_verdict(Verdict::Retry);
+        assert_eq!(unaged(&subject), if pauses_age { 3_600_000 } else { 0 }, "a failed probe ends no outage");
+        subject.now = 7_200_000;
+        subject.record_verdict(Verdict::Delivered);
+        subject.now = 9_000_000;
+        let outage = if pauses_age { 7_200_000 } else { 0 };
+        assert_eq!(unaged(&subject), outage, "closed, it adds nothing");
+        assert_eq!(subject.circuit.health.reset(at(9_000_000)).unaged_ms, outage, "a fresh start forgets none of it");
+    }
 }

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::history::stored_event;
 use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis, state_code};
-use super::writer::WriteTransaction;
+use super::writer::{AcceptedUsage, WriteTransaction};
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::Endpoint;
 use crate::model::limits::stored_bytes;
@@ -34,7 +34,15 @@ pub fn accept(
             // All events of a batch have one tenant, so nothing is written yet.
             return Ok(Err(Error::NotFound(MissingResource::Tenant)));
         };
-        accepted.push(accept_one(transaction, tenant, new)?);
+        let result = accept_one(transaction, tenant, new)?;
+        if let AcceptResult::New { deliveries, .. } = &result
+            && !new.event.is_self_test()
+        {
+            let data_bytes = i64::try_from(new.event.data.len()).unwrap_or(i64::MAX);
+            let usage = AcceptedUsage { events: 1, deliveries: i64::from(*deliveries), data_bytes };
+            transaction.count_accepted(tenant, millis(new.event.accepted_at), 0, usage);
+        }
+        accepted.push(result);
     }
     if needs_savepoint {
         let conflict = accepted.iter().any(|outcome| matches!(outcome, AcceptResult::Conflict { .. }));
@@ -137,26 +145,33 @@ insert! {
         lane: Option<StoredText> = "lane",
         seq: Option<i64> = "seq",
         expires_at: Option<i64> = "expires_at",
-        expiry_check_at: Option<i64> = "look_at",
+        expiry_check_at: Option<i64> = "expiry_check_at",
         checksum: i64 = "checksum",
     }
 }
 
-struct DeliveryToInsert<'a> {
-    no: i64,
-    tenant: i64,
-    endpoint_no: i64,
-    event_no: i64,
-    endpoint: &'a Endpoint,
-    new: &'a RoutedEvent,
+/// A delivery of an event to an endpoint, with its numbers.
+pub struct DeliveryToInsert<'a> {
+    /// Number of the delivery.
+    pub no: i64,
+    /// Number of its tenant.
+    pub tenant: i64,
+    /// Number of its endpoint.
+    pub endpoint_no: i64,
+    /// Number of its event.
+    pub event_no: i64,
+    /// Endpoint that it goes to.
+    pub endpoint: &'a Endpoint,
+    /// Its event. The delivery is created at the event's time of acceptance.
+    pub new: &'a RoutedEvent,
     /// Checksum of the event.
-    checksum: i64,
+    pub checksum: i64,
 }
 
 impl DeliveryToInsert<'_> {
     /// Inserts the row. Returns a claim unless the delivery waits behind
     /// another one of its lane.
-    fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
+    pub fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
         let now = millis(self.new.event.accepted_at);
         let plan = DeliveryPlan::of(self.new, self.endpoint);
         let position = match &plan.lane {
@@ -188,20 +203,22 @@ impl DeliveryToInsert<'_> {
         Ok((!is_behind).then(|| plan.claim(delivery_id(no, now), self.new, self.endpoint, seq)))
     }
 
-    /// Takes the next position in the lane. Returns its sequence number, and
-    /// whether another delivery is before it.
+    /// Takes the next position in the lane; a new lane starts above the floor
+    /// of its endpoint. Returns the sequence number, and whether another delivery
+    /// is before it.
     fn join_lane(&self, db: &Connection, lane: &str, now: i64) -> rusqlite::Result<(i64, bool)> {
         db.prepare_cached(
-            "INSERT INTO lanes (endpoint, lane, last_seq, head, head_since, touched_at)
-             VALUES (?1, ?2, 1, ?3, ?4, ?4)
+            "INSERT INTO lanes (endpoint, lane, last_seq, head, head_since, touched_at, last_event)
+             VALUES (?1, ?2, 1 + coalesce((SELECT floor FROM seq_floors WHERE endpoint = ?1), 0), ?3, ?4, ?4, ?5)
              ON CONFLICT (endpoint, lane) DO UPDATE SET
                  last_seq = last_seq + 1,
                  head_since = CASE WHEN head IS NULL THEN excluded.head_since ELSE head_since END,
                  head = coalesce(head, excluded.head),
-                 touched_at = excluded.touched_at
+                 touched_at = excluded.touched_at,
+                 last_event = excluded.last_event
              RETURNING last_seq, head",
         )?
-        .query_row(params![self.endpoint_no, lane, self.no, now], |row| {
+        .query_row(params![self.endpoint_no, lane, self.no, now, self.event_no], |row| {
             Ok((row.get(0)?, row.get::<_, i64>(1)? != self.no))
         })
         .optional()

@@ -19,7 +19,8 @@ use crate::store::row::SqliteColumns;
 use crate::store::stored_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, MissingResource, PageRequest, Result, TokenScope};
 
-const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
+/// The tables that a token is read from.
+pub const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
 
 /// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
 /// `?2`, or to any tenant if that is NULL, or with `?3` to the gateway.
@@ -57,7 +58,7 @@ impl WriteTransaction<'_> {
 
     /// Returns the tenant number that an action is recorded under: the tenant's
     /// own, or that of the system tenant for what concerns the gateway itself.
-    fn audit_tenant(&self, tenant: Option<i64>) -> rusqlite::Result<i64> {
+    pub fn audit_tenant(&self, tenant: Option<i64>) -> rusqlite::Result<i64> {
         match tenant {
             Some(tenant) => Ok(tenant),
             None => Ok(self.tenant_no(&TenantId::system())?.unwrap_or(0)),
@@ -65,14 +66,14 @@ impl WriteTransaction<'_> {
     }
 
     /// Returns the number of a tenant that is not deleted.
-    fn tenant_no(&self, id: &TenantId) -> rusqlite::Result<Option<i64>> {
+    pub fn tenant_no(&self, id: &TenantId) -> rusqlite::Result<Option<i64>> {
         let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
         self.db.query_row(sql, [id.as_str()], |row| row.get(0)).optional()
     }
 }
 
 /// Returns the id at which the last page of a list ended.
-fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
+pub fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::InvalidCursor)).transpose()
 }
 
@@ -125,7 +126,7 @@ impl AccessStore for EmbeddedStore {
         let by = by.clone();
         self.writer
             .write(move |transaction| {
-                let sql = format!("SELECT k.tenant, t.id {TOKENS} WHERE k.id = ?1 AND {IN_SCOPE}");
+                let sql = format!("SELECT k.tenant, t.id {TOKENS} WHERE k.id = ?1 AND k.kind = 0 AND {IN_SCOPE}");
                 let (tenant, with_gateways) = scope.columns();
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
                 let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
@@ -159,7 +160,8 @@ impl AccessStore for EmbeddedStore {
         let below = page_end::<TokenId>(&page)?;
         self.read(move |db| {
             let sql = format!(
-                "SELECT {} {TOKENS} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IN_SCOPE} ORDER BY k.id DESC LIMIT ?4",
+                "SELECT {} {TOKENS} WHERE t.deleted_at IS NULL AND k.id < ?1 AND k.kind = 0 AND {IN_SCOPE}
+                 ORDER BY k.id DESC LIMIT ?4",
                 TokenColumns::COLUMNS
             );
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
@@ -220,6 +222,7 @@ impl AccessStore for EmbeddedStore {
     }
 }
 
-fn one_more(page: &PageRequest) -> i64 {
+/// Returns how many rows to read, so that it shows whether a next page exists.
+pub fn one_more(page: &PageRequest) -> i64 {
     i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
 }

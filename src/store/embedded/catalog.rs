@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::deleted_tenant::{delete_content, open_purge};
 use super::endpoint::{current, insert_secret, seal_settings, seal_urls};
 use super::rows::{id_bytes, millis};
 use super::{EmbeddedStore, notes};
@@ -20,6 +21,7 @@ use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns, TenantColumns};
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::jobs::still_purged;
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::Seal;
 use crate::store::stored_json::to_json;
@@ -93,7 +95,7 @@ fn load_counts(db: &Connection, tenants: &HashMap<i64, TenantId>, index: &mut Ca
     while let Some(row) = rows.next()? {
         index.count_waiting(row.get(0)?, row.get(1)?);
     }
-    let mut statement = db.prepare("SELECT tenant, sum(bytes) FROM stored GROUP BY tenant")?;
+    let mut statement = db.prepare("SELECT tenant, sum(bytes) FROM stored_bytes GROUP BY tenant")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         if tenants.contains_key(&row.get(0)?) {
@@ -140,6 +142,10 @@ impl Catalog for EmbeddedStore {
         self.index().endpoint(id)
     }
 
+    fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.index().self_test_endpoints()
+    }
+
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.index().endpoints(tenant)
     }
@@ -157,8 +163,13 @@ impl Catalog for EmbeddedStore {
     }
 
     async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>> {
+        let running = self.read(super::jobs::running).await?;
         let index = self.index();
-        Ok(tenants.iter().map(|tenant| index.usage(tenant).unwrap_or_default()).collect())
+        let of = |tenant: &TenantId| TenantUsage {
+            jobs_running: running.get(tenant).copied().unwrap_or(0),
+            ..index.usage(tenant).unwrap_or_default()
+        };
+        Ok(tenants.iter().map(of).collect())
     }
 
     fn stored_in_all(&self) -> u64 {
@@ -186,8 +197,11 @@ impl Catalog for EmbeddedStore {
         self.writer
             .write(move |transaction| {
                 let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
-                let limits = to_json(&tenant.limits);
+                let (limits, retention) = (to_json(&tenant.limits), to_json(&tenant.retention));
                 let db = transaction.db;
+                if let Some(job) = open_purge(db, &tenant.id)? {
+                    return Ok(Err(still_purged(&tenant.id, job)));
+                }
                 let sql =
                     format!("SELECT {} FROM tenants t WHERE t.id = ? AND t.deleted_at IS NULL", TenantColumns::COLUMNS);
                 let known = db.query_row(&sql, [tenant.id.as_str()], TenantColumns::read).optional()?;
@@ -200,15 +214,16 @@ impl Catalog for EmbeddedStore {
                 };
                 let (no, created_at) = match known {
                     Some((no, before)) => {
-                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ?, limits = ? WHERE no = ?";
-                        db.execute(sql, params![tenant.name, defaults, quota, limits, no])?;
+                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ?, limits = ?, retention = ?
+                                   WHERE no = ?";
+                        db.execute(sql, params![tenant.name, defaults, quota, limits, retention, no])?;
                         (no, before.created_at)
                     }
                     None => {
-                        let sql = "INSERT INTO tenants (id, name, defaults, quota, limits, created_at)
-                                   VALUES (?, ?, ?, ?, ?, ?)";
-                        let created_at = millis(tenant.created_at);
-                        db.execute(sql, params![tenant.id.as_str(), tenant.name, defaults, quota, limits, created_at])?;
+                        let sql = "INSERT INTO tenants (id, name, defaults, quota, limits, retention, created_at)
+                                   VALUES (?, ?, ?, ?, ?, ?, ?)";
+                        let (id, created_at) = (tenant.id.as_str(), millis(tenant.created_at));
+                        db.execute(sql, params![id, tenant.name, defaults, quota, limits, retention, created_at])?;
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
@@ -216,9 +231,9 @@ impl Catalog for EmbeddedStore {
                 let tenant = Arc::new(Tenant { created_at, ..tenant });
                 let known = tenant.clone();
                 transaction.after_commit(move |index| index.put_tenant(no, known));
-                Ok(tenant)
+                Ok(Ok(tenant))
             })
-            .await
+            .await?
     }
 
     async fn delete_tenant(&self, by: &Initiator, id: &TenantId, now: Timestamp) -> Result<()> {
@@ -230,13 +245,7 @@ impl Catalog for EmbeddedStore {
                 let no: Option<i64> =
                     db.query_row(sql, params![millis(now), id.as_str()], |row| row.get(0)).optional()?;
                 let Some(no) = no else { return Ok(Err(Error::NotFound(MissingResource::Tenant))) };
-                let sql = "DELETE FROM secrets WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
-                db.execute(sql, [no])?;
-                let sql = "DELETE FROM milestones WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
-                db.execute(sql, [no])?;
-                let sql = "UPDATE endpoints SET deleted_at = ? WHERE tenant = ? AND deleted_at IS NULL";
-                db.execute(sql, params![millis(now), no])?;
-                db.execute("DELETE FROM tokens WHERE tenant = ?", [no])?;
+                delete_content(db, no, now)?;
                 transaction.record(&by, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id))?;
                 transaction.after_commit(move |index| index.remove_tenant(&id));
                 Ok(Ok(()))
@@ -264,7 +273,7 @@ impl Catalog for EmbeddedStore {
                     return Ok(Err(refused));
                 }
                 db.execute(
-                    "INSERT INTO endpoints (id, tenant, settings, standing, created_at, updated_at, skips, urls)
+                    "INSERT INTO endpoints (id, tenant, settings, status, created_at, updated_at, skips_dead, urls)
                      VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     params![
                         id_bytes(endpoint.id.0),
@@ -330,7 +339,7 @@ impl Catalog for EmbeddedStore {
                 transaction.db.execute("DELETE FROM secrets WHERE endpoint = ?", [no])?;
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;
-                transaction.db.execute("DELETE FROM milestones WHERE endpoint = ?", [no])?;
+                transaction.db.execute("DELETE FROM endpoint_events WHERE endpoint = ?", [no])?;
                 transaction.record_of_endpoint(
                     &by,
                     no,

@@ -116,16 +116,15 @@ fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqli
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
                      attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
-                     stumbles = 0, stumble = NULL,
+                     internal_errors = 0, internal_error = NULL,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
-                     expires_at = ?2, look_at = ?3
+                     expires_at = ?2, expiry_check_at = ?3
                  WHERE no = ?4",
                 params![millis(*due_at), expires_at, expiry_check_at, no],
             )?;
         }
         RowChange::Cancel { cause } => {
-            let sql =
-                "UPDATE deliveries SET state = ?, cause = ?, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
+            let sql = "UPDATE deliveries SET state = ?, cause = ?, finished_at = ?, expiry_check_at = NULL, urgent = 0 WHERE no = ?";
             let state = state_code(DeliveryState::Cancelled);
             db.execute(sql, params![state, cause.map(cause_code), millis(now), no])?;
         }

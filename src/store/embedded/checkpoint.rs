@@ -36,9 +36,22 @@ struct CheckpointerShared {
 struct CheckpointerState {
     /// Jobs written since the last checkpoint.
     written: usize,
-    /// Whether the log must be emptied: it holds data that was expunged.
-    must_empty: bool,
+    /// Jobs written since the store was opened.
+    written_in_all: u64,
+    /// Number of the latest request to empty the log: it holds data that was expunged.
+    asked: u64,
+    /// Number of the latest request that was done.
+    emptied: u64,
+    /// Whether the store is being copied. Emptying the log would make the copy
+    /// begin anew, so that it waits for the copy's end.
+    is_copying: bool,
     is_over: bool,
+}
+
+impl CheckpointerState {
+    fn may_empty(&self) -> bool {
+        self.asked > self.emptied && !self.is_copying
+    }
 }
 
 /// The checkpointing thread. It ends when this is dropped.
@@ -58,10 +71,26 @@ impl Checkpointer {
         Self { trigger, thread: Some(thread) }
     }
 
-    /// Asks for the log to be emptied soon, because it holds expunged data.
-    pub fn empty_log(&self) {
-        self.trigger.state().must_empty = true;
+    /// Asks for the log to be emptied soon, because it holds expunged data. Returns
+    /// the number of the request.
+    pub fn empty_log(&self) -> u64 {
+        let asked = {
+            let mut state = self.trigger.state();
+            state.asked += 1;
+            state.asked
+        };
         self.trigger.0.more.notify_one();
+        asked
+    }
+
+    /// Whether the log was emptied since this request.
+    pub fn is_emptied(&self, request: u64) -> bool {
+        self.trigger.state().emptied >= request
+    }
+
+    /// Returns the trigger that counts what is written.
+    pub fn trigger(&self) -> &CheckpointTrigger {
+        &self.trigger
     }
 
     /// Ends the thread and returns once its connection is closed.
@@ -84,9 +113,21 @@ impl CheckpointTrigger {
     pub fn jobs_written(&self, jobs: usize) {
         let mut state = self.state();
         state.written += jobs;
+        state.written_in_all += jobs as u64;
         if state.written >= JOBS {
             self.0.more.notify_one();
         }
+    }
+
+    /// Returns how many jobs were written since the store was opened.
+    pub fn written_in_all(&self) -> u64 {
+        self.state().written_in_all
+    }
+
+    /// Notes that a copy of the store begins or ends.
+    pub fn set_copying(&self, is_copying: bool) {
+        self.state().is_copying = is_copying;
+        self.0.more.notify_one();
     }
 
     fn end(&self) {
@@ -100,19 +141,26 @@ impl CheckpointTrigger {
 
     fn run(&self, db: &Connection) {
         loop {
-            let must_empty = {
+            let request = {
                 let is_idle =
-                    |state: &mut CheckpointerState| state.written < JOBS && !state.must_empty && !state.is_over;
+                    |state: &mut CheckpointerState| state.written < JOBS && !state.may_empty() && !state.is_over;
                 let mut state = self.state();
                 self.0.more.wait_while(&mut state, is_idle);
                 if state.is_over {
                     return;
                 }
                 state.written = 0;
-                std::mem::take(&mut state.must_empty)
+                state.may_empty().then_some(state.asked)
             };
-            let checkpointed = if must_empty {
-                self.empty(db)
+            let checkpointed = if let Some(request) = request {
+                let emptied = self.empty(db);
+                // One that failed is not tried at once again, but counts for nothing.
+                match &emptied {
+                    Ok(true) => self.state().emptied = request,
+                    Ok(false) => {}
+                    Err(_) => std::thread::sleep(WIPE_PATIENCE),
+                }
+                emptied.map(drop)
             } else {
                 // PASSIVE waits for nobody: frames that a reader or the writer
                 // needs are left for later.
@@ -126,14 +174,15 @@ impl CheckpointTrigger {
         }
     }
 
-    /// Checkpoints the whole log and empties it, as soon as nobody reads it.
-    fn empty(&self, db: &Connection) -> rusqlite::Result<()> {
+    /// Checkpoints the whole log and empties it, as soon as nobody reads it. Returns
+    /// whether it did so before the store was closed.
+    fn empty(&self, db: &Connection) -> rusqlite::Result<bool> {
         // The writer waits while this checkpoint waits, so it never waits long.
         db.busy_timeout(WIPE_PATIENCE)?;
         let emptied = loop {
             match db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0)) {
                 Ok(true) if !self.state().is_over => std::thread::sleep(WIPE_PATIENCE),
-                Ok(_) => break Ok(()),
+                Ok(is_busy) => break Ok(!is_busy),
                 Err(problem) => break Err(problem),
             }
         };

@@ -1,5 +1,5 @@
 //! Keeps the table of dead letters in step with their deliveries. Triggers of the
-//! table keep the tally, in the same commit.
+//! table keep the counts, in the same commit.
 
 use rusqlite::Connection;
 

@@ -27,14 +27,14 @@ use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Resul
 pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
     let known = {
         let index = transaction.index.read();
-        index.endpoint_entry(id).map(|(no, endpoint)| (no, endpoint.tenant.clone(), endpoint.ceiling))
+        index.endpoint_entry(id).and_then(|(no, endpoint)| Some((no, index.tenant(&endpoint.tenant)?)))
     };
-    let Some((no, tenant, ceiling)) = known else { return Ok(None) };
+    let Some((no, tenant)) = known else { return Ok(None) };
     let secrets = secrets(transaction, no, id)?;
     let row = transaction.db.prepare_cached(CurrentRow::SQL)?.query_row([no], CurrentRow::read).optional()?;
     let Some(row) = row else { return Ok(None) };
-    let endpoint = row.endpoint.endpoint(transaction.seal, tenant, Some(&row.health))?;
-    Ok(Some((no, Endpoint { secrets, ..endpoint.below(ceiling) })))
+    let endpoint = row.endpoint.endpoint(transaction.seal, tenant.id.clone(), Some(&row.health))?;
+    Ok(Some((no, Endpoint { secrets, ..endpoint.under(tenant.limits.endpoint, &tenant.defaults) })))
 }
 
 row! {
@@ -73,8 +73,8 @@ pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
 /// Writes an endpoint back, and puts it into the index after the commit.
 fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
-             skips = ?, urls = ? WHERE no = ?",
+        "UPDATE endpoints SET settings = ?, status = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
+             skips_dead = ?, urls = ? WHERE no = ?",
         params![
             seal_settings(transaction.seal, &endpoint),
             to_json(&endpoint.status),

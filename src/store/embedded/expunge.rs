@@ -2,6 +2,8 @@
 
 use rusqlite::{OptionalExtension, params};
 
+use super::deleted_tenant::keep_pages_if_unpurged;
+use super::forget::backfilled;
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
@@ -40,21 +42,27 @@ pub fn expunge(
     // before the sweep has changed their rows.
     let sql = "SELECT EXISTS (SELECT 1 FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
                WHERE d.no >= ? AND d.no < ? AND d.state = 0 AND p.deleted_at IS NULL)";
-    if db.query_row(sql, [first, below], |row| row.get(0))? {
-        return Ok(Ok(false));
+    let others = backfilled(db, no)?.into_iter().map(|delivery| (delivery, delivery + 1));
+    let ranges: Vec<(i64, i64)> = others.chain([(first, below)]).collect();
+    for (first, below) in &ranges {
+        if db.query_row(sql, [first, below], |row| row.get(0))? {
+            return Ok(Ok(false));
+        }
     }
     transaction.record(by, tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id))?;
     // Freed pages are overwritten with zeros until this is switched off again.
     db.execute_batch("PRAGMA secure_delete = ON")?;
-    let wiped = wipe(transaction, no, first, below);
-    db.execute_batch("PRAGMA secure_delete = OFF")?;
+    let wiped = wipe(transaction, no, &ranges);
+    keep_pages_if_unpurged(db)?;
     transaction.count_stored(tenant_no, accepted_at, -bytes);
     wiped.map(|()| Ok(true))
 }
 
-fn wipe(transaction: &WriteTransaction<'_>, no: i64, first: i64, below: i64) -> rusqlite::Result<()> {
+fn wipe(transaction: &WriteTransaction<'_>, no: i64, ranges: &[(i64, i64)]) -> rusqlite::Result<()> {
     transaction.db.execute("UPDATE events SET data = x'', withheld = ? WHERE no = ?", [EXPUNGED, no])?;
     let sql = "UPDATE attempts SET record = json_remove(record, '$.response_body') WHERE no >= ? AND no < ?";
-    transaction.db.execute(sql, [first << 20, below << 20])?;
+    for (first, below) in ranges {
+        transaction.db.execute(sql, [first << 20, below << 20])?;
+    }
     Ok(())
 }

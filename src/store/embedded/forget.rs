@@ -3,15 +3,21 @@
 //! A reader finds the candidates; the writer checks them again and deletes
 //! them, in transactions small enough that no event waits noticeably for one.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::dead_letters;
+use super::operational_events::accept_operational_event;
 use super::rows::millis;
 use super::writer::WriteTransaction;
+use crate::model::id::{EventId, TenantId};
 use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
-use crate::store::row::{SqliteColumns, row};
-use crate::store::{ForgottenCounts, RetentionHorizon};
+use crate::store::forgotten_row::{self, ForgottenColumns, REPORT_STEP};
+use crate::store::row::{SqliteColumns, joined, row};
+use crate::store::{ForgottenCounts, ForgottenReport, RetentionHorizon};
+use jiff::Timestamp;
 
 /// Events that one step of retention may delete.
 #[derive(Debug, Default)]
@@ -27,13 +33,42 @@ row! {
         first_delivery: i64 = "first_delivery",
         deliveries: i64 = "deliveries",
         accepted_at: i64 = "accepted_at",
+        tenant: i64 = "tenant",
     }
 }
 
-/// Reads the next events, oldest first, and picks those that are old enough.
-pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Result<ForgetCandidates> {
-    let mut statement = db.prepare_cached(CandidateEvent::SQL)?;
-    let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
+/// Numbers of the tenants that a pass is about.
+#[derive(Debug, Clone)]
+pub enum ScopeNumbers {
+    /// All but these.
+    Except(Vec<i64>),
+    /// This one; none if it was deleted meanwhile.
+    Only(Option<i64>),
+}
+
+/// Reads the next events, oldest first, and picks those that are old enough. The events
+/// of one tenant are found by their index, and those of all in the order of numbers.
+pub fn find_candidates(
+    db: &Connection,
+    horizon: &RetentionHorizon,
+    scope: &ScopeNumbers,
+) -> rusqlite::Result<ForgetCandidates> {
+    let (except, only) = match scope {
+        ScopeNumbers::Except(tenants) => (tenants.as_slice(), None),
+        ScopeNumbers::Only(Some(tenant)) => (&[][..], Some(*tenant)),
+        ScopeNumbers::Only(None) => return Ok(ForgetCandidates::default()),
+    };
+    let of_one = joined!(
+        " ";
+        "SELECT", CandidateEvent::COLUMNS,
+        "FROM events INDEXED BY events_by_tenant WHERE tenant = ?3 AND no > ?1 ORDER BY no LIMIT ?2",
+    );
+    let mut statement = db.prepare_cached(if only.is_some() { of_one } else { CandidateEvent::SQL })?;
+    let (after, step) = (horizon.after as i64, horizon.step as i64);
+    let mut rows = match only {
+        Some(tenant) => statement.query(params![after, step, tenant])?,
+        None => statement.query(params![after, step])?,
+    };
     let mut candidates = ForgetCandidates::default();
     let mut seen = 0;
     // Dead letters may be kept for a shorter time than the rest.
@@ -45,7 +80,9 @@ pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite:
         }
         seen += 1;
         candidates.next = Some(event.no as u64);
-        candidates.events.push(event);
+        if !except.contains(&event.tenant) {
+            candidates.events.push(event);
+        }
     }
     if seen < horizon.step {
         return Ok(last_page(candidates));
@@ -68,11 +105,19 @@ pub fn forget(
     let mut forgotten = ForgottenCounts { next: candidates.next, ..ForgottenCounts::default() };
     for event in &candidates.events {
         let range = (event.first_delivery, event.first_delivery + event.deliveries);
-        forgotten.deliveries += forget_deliveries(db, range, horizon)?;
+        let (deliveries, dead) = forget_deliveries(db, range, horizon)?;
+        forgotten.deliveries += deliveries;
+        forgotten.dead += dead;
+        for no in backfilled(db, event.no)? {
+            let (deliveries, dead) = forget_deliveries(db, (no, no + 1), horizon)?;
+            forgotten.deliveries += deliveries;
+            forgotten.dead += dead;
+        }
         let deleted: Option<(i64, i64, u32, u32)> = db
             .prepare_cached(
                 "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
                  AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)
+                 AND NOT EXISTS (SELECT 1 FROM backfilled b JOIN deliveries d ON d.no = b.delivery WHERE b.event = ?1)
                  RETURNING tenant, accepted_at, length(data) AS bytes, deliveries",
             )?
             .query_row(params![event.no, millis(horizon.finished_before), range.0, range.1], |row| {
@@ -81,6 +126,7 @@ pub fn forget(
             .optional()?;
         if let Some((tenant, accepted_at, data, deliveries)) = deleted {
             forgotten.events += 1;
+            db.prepare_cached("DELETE FROM backfilled WHERE event = ?")?.execute([event.no])?;
             transaction.count_stored(
                 tenant,
                 accepted_at,
@@ -89,6 +135,49 @@ pub fn forget(
         }
     }
     Ok(forgotten)
+}
+
+row! {
+    /// An event to delete before its retention is over.
+    sqlite struct DeliveredEventRow from "FROM events e JOIN tenants t ON t.no = e.tenant
+               WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?" {
+        no: i64 = "e.no",
+        first_delivery: i64 = "e.first_delivery",
+        deliveries: i64 = "e.deliveries",
+        tenant: i64 = "e.tenant",
+        accepted_at: i64 = "e.accepted_at",
+        bytes: i64 = "length(e.data)",
+    }
+}
+
+/// Deletes an event and everything about it if all its deliveries are delivered.
+/// Returns whether nothing is left of it.
+pub fn forget_delivered(
+    transaction: &mut WriteTransaction<'_>,
+    tenant: &TenantId,
+    id: &EventId,
+) -> rusqlite::Result<bool> {
+    let db = transaction.db;
+    let found = db.query_row(DeliveredEventRow::SQL, params![tenant.as_str(), id.as_str()], DeliveredEventRow::read);
+    let Some(event) = found.optional()? else { return Ok(true) };
+    let (first, end) = (event.first_delivery, event.first_delivery + event.deliveries);
+    let sql = "SELECT EXISTS (SELECT 1 FROM deliveries WHERE no >= ? AND no < ? AND state <> 1)";
+    if db.query_row(sql, [first, end], |row| row.get(0))? {
+        return Ok(false);
+    }
+    db.execute("DELETE FROM attempts WHERE no >= ? AND no < ?", [first << 20, end << 20])?;
+    db.execute("DELETE FROM deliveries WHERE no >= ? AND no < ?", [first, end])?;
+    db.execute("DELETE FROM events WHERE no = ?", [event.no])?;
+    let bytes = stored_bytes(event.bytes as usize, event.deliveries as usize);
+    transaction.count_stored(event.tenant, event.accepted_at, -bytes.cast_signed());
+    Ok(true)
+}
+
+/// Returns the deliveries of an event that a backfill made.
+pub fn backfilled(db: &Connection, event: i64) -> rusqlite::Result<Vec<i64>> {
+    db.prepare_cached("SELECT delivery FROM backfilled WHERE event = ?")?
+        .query_map([event], |row| row.get(0))?
+        .collect()
 }
 
 /// Numbers of events that no endpoint matched.
@@ -116,7 +205,10 @@ pub fn forget_unmatched(transaction: &mut WriteTransaction<'_>, events: &Unmatch
     let db = transaction.db;
     for no in events {
         let row: Option<(i64, i64, i64)> = db
-            .prepare_cached("SELECT tenant, accepted_at, length(data) FROM events WHERE no = ? AND withheld IS NULL AND data <> x''")?
+            .prepare_cached(
+                "SELECT tenant, accepted_at, length(data) FROM events WHERE no = ?1 AND withheld IS NULL AND data <> x''
+                 AND NOT EXISTS (SELECT 1 FROM backfilled WHERE event = ?1)",
+            )?
             .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
         let Some((tenant, accepted_at, bytes)) = row else { continue };
@@ -126,24 +218,41 @@ pub fn forget_unmatched(transaction: &mut WriteTransaction<'_>, events: &Unmatch
     Ok(())
 }
 
-fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHorizon) -> rusqlite::Result<usize> {
+row! {
+    /// A delivery that was deleted.
+    sqlite struct DeletedDeliveryRow {
+        no: i64 = "no",
+        endpoint: i64 = "endpoint",
+        lane: Option<String> = "lane",
+        was_dead: bool = "state = 2",
+    }
+}
+
+/// Deletes the deliveries of an event that are finished and old enough. Returns
+/// how many, and how many of them were dead.
+fn forget_deliveries(
+    db: &Connection,
+    range: (i64, i64),
+    horizon: &RetentionHorizon,
+) -> rusqlite::Result<(usize, usize)> {
     // A dead letter that blocks its lane stays while others wait behind it.
-    let mut statement = db.prepare_cached(
+    let mut statement = db.prepare_cached(joined!(
+        " ";
         "DELETE FROM deliveries WHERE no >= ?1 AND no < ?2 AND (
              (state IN (1, 3) AND finished_at < ?3)
              OR (state = 2 AND finished_at < ?4 AND NOT (passed = 0 AND lane IS NOT NULL AND EXISTS (
                  SELECT 1 FROM deliveries b INDEXED BY deliveries_by_lane
                  WHERE b.endpoint = deliveries.endpoint AND b.lane = deliveries.lane
                    AND b.passed = 0 AND b.seq > deliveries.seq)))
-         ) RETURNING no, endpoint, lane, state = 2",
-    )?;
-    let deleted: Vec<(i64, i64, Option<String>, bool)> = statement
-        .query_map(params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-        })?
-        .collect::<rusqlite::Result<_>>()?;
-    for (no, endpoint, lane, was_dead) in &deleted {
+         ) RETURNING", DeletedDeliveryRow::COLUMNS,
+    ))?;
+    let mut dead = 0;
+    let limits = params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)];
+    let deleted = statement.query_map(limits, DeletedDeliveryRow::read)?.collect::<rusqlite::Result<Vec<_>>>()?;
+    for DeletedDeliveryRow { no, endpoint, lane, was_dead } in &deleted {
         if *was_dead {
+            dead += 1;
+            note_forgotten(db, *no)?;
             dead_letters::forget(db, *no)?;
         }
         db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
@@ -153,7 +262,43 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                 .execute(params![endpoint, lane, no])?;
         }
     }
-    Ok(deleted.len())
+    Ok((deleted.len(), dead))
+}
+
+/// Notes that a dead letter is forgotten, until it is reported.
+fn note_forgotten(db: &Connection, no: i64) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "INSERT INTO forgotten_dead (endpoint, cause, count, oldest_at, newest_at)
+         SELECT endpoint, cause, 1, finished_at, finished_at FROM dead_letters WHERE no = ?
+         ON CONFLICT (endpoint, cause) DO UPDATE SET count = count + 1,
+             oldest_at = min(oldest_at, excluded.oldest_at), newest_at = max(newest_at, excluded.newest_at)",
+    )?
+    .execute([no])?;
+    Ok(())
+}
+
+/// Writes the operational events about forgotten dead letters of some endpoints.
+pub fn report(transaction: &mut WriteTransaction<'_>, now: Timestamp) -> rusqlite::Result<ForgottenReport> {
+    let sql = format!(
+        "SELECT {} FROM forgotten_dead f JOIN endpoints p ON p.no = f.endpoint JOIN tenants t ON t.no = p.tenant
+         WHERE f.endpoint IN (SELECT DISTINCT endpoint FROM forgotten_dead ORDER BY endpoint LIMIT ?)
+         ORDER BY f.endpoint, f.cause",
+        ForgottenColumns::COLUMNS
+    );
+    let rows: Vec<ForgottenColumns> = transaction
+        .db
+        .prepare_cached(&sql)?
+        .query_map([REPORT_STEP], ForgottenColumns::read)?
+        .collect::<rusqlite::Result<_>>()?;
+    let sql = "DELETE FROM forgotten_dead
+               WHERE endpoint IN (SELECT DISTINCT endpoint FROM forgotten_dead ORDER BY endpoint LIMIT ?)";
+    transaction.db.prepare_cached(sql)?.execute([REPORT_STEP])?;
+    let mut report = ForgottenReport { is_complete: rows.is_empty(), ..ForgottenReport::default() };
+    for event in forgotten_row::events(rows, now) {
+        report.freed.extend(accept_operational_event(transaction, event, now)?);
+    }
+    report.operational_events = std::mem::take(&mut transaction.operational_events);
+    Ok(report)
 }
 
 /// A lane: the number of its endpoint, and its key.
@@ -179,13 +324,25 @@ pub fn find_idle_lanes(
     .collect()
 }
 
-/// Deletes those of these lanes that are still idle. Their sequence numbers
-/// start again at 1.
+/// Deletes those of these lanes that are still idle. Their sequence numbers do
+/// not come back: the floor of the endpoint is raised to them.
 pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &RetentionHorizon) -> rusqlite::Result<()> {
-    let sql = "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ?";
+    let sql =
+        "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ? RETURNING last_seq";
     let mut statement = db.prepare_cached(sql)?;
+    let mut floors: BTreeMap<i64, i64> = BTreeMap::new();
     for (endpoint, lane) in lanes {
-        statement.execute(params![endpoint, lane, millis(horizon.finished_before)])?;
+        let limits = params![endpoint, lane, millis(horizon.finished_before)];
+        if let Some(last_seq) = statement.query_row(limits, |row| row.get(0)).optional()? {
+            let floor = floors.entry(*endpoint).or_insert(last_seq);
+            *floor = last_seq.max(*floor);
+        }
+    }
+    let sql = "INSERT INTO seq_floors (endpoint, floor) VALUES (?, ?)
+               ON CONFLICT (endpoint) DO UPDATE SET floor = max(floor, excluded.floor)";
+    let mut statement = db.prepare_cached(sql)?;
+    for (endpoint, floor) in floors {
+        statement.execute([endpoint, floor])?;
     }
     Ok(())
 }
@@ -210,9 +367,10 @@ pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Re
              AND NOT EXISTS (SELECT 1 FROM deliveries WHERE endpoint = p.no) LIMIT ?",
         )?,
         tenants: find(
-            "SELECT no FROM tenants t WHERE deleted_at < ?
+            "SELECT no FROM tenants t WHERE deleted_at < ? AND purge IS NULL
              AND NOT EXISTS (SELECT 1 FROM events WHERE tenant = t.no)
              AND NOT EXISTS (SELECT 1 FROM audit WHERE tenant_id = t.id AND tenant = t.no)
+             AND NOT EXISTS (SELECT 1 FROM stored_bytes WHERE tenant = t.no AND events > 0)
              AND NOT EXISTS (SELECT 1 FROM endpoints WHERE tenant = t.no) LIMIT ?",
         )?,
     })
@@ -222,11 +380,12 @@ pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Re
 /// tenant gets no new deliveries, so no row can have begun to refer to it.
 pub fn forget_deleted(db: &Connection, deleted: &DeletedEndpoints) -> rusqlite::Result<()> {
     for endpoint in &deleted.endpoints {
-        db.execute("DELETE FROM milestones WHERE endpoint = ?", [endpoint])?;
+        db.execute("DELETE FROM endpoint_events WHERE endpoint = ?", [endpoint])?;
+        db.execute("DELETE FROM seq_floors WHERE endpoint = ?", [endpoint])?;
         db.execute("DELETE FROM endpoints WHERE no = ?", [endpoint])?;
     }
     for tenant in &deleted.tenants {
-        db.execute("DELETE FROM stored WHERE tenant = ?", [tenant])?;
+        db.execute("DELETE FROM stored_bytes WHERE tenant = ?", [tenant])?;
         db.execute("DELETE FROM tenants WHERE no = ?", [tenant])?;
     }
     Ok(())

@@ -20,7 +20,7 @@ use crate::store::event_row::EventRow;
 use crate::store::row::{SqliteColumns, joined, row};
 use crate::store::stored_json::from_json;
 use crate::store::{
-    Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result, ScannedPage,
+    Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, LongRetries, PageRequest, Result,
 };
 
 /// Number of bytes of data after which a page of events ends. The last event is
@@ -35,7 +35,8 @@ mod by_finish;
 mod by_id;
 mod dead_groups;
 pub mod deliveries;
-mod walk;
+mod long_retries;
+pub mod walk;
 
 #[async_trait]
 impl History for EmbeddedStore {
@@ -58,14 +59,18 @@ impl History for EmbeddedStore {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.read(move |db| {
             let Some(no) = tenant_no(db, &tenant)? else { return Ok(None) };
-            let range: Option<(i64, i64)> = db
-                .prepare_cached("SELECT first_delivery, deliveries FROM events WHERE tenant = ? AND id = ?")?
-                .query_row(params![no, id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
+            let range: Option<(i64, i64, i64)> = db
+                .prepare_cached("SELECT no, first_delivery, deliveries FROM events WHERE tenant = ? AND id = ?")?
+                .query_row(params![no, id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
                 .optional()?;
-            let Some((first, count)) = range else { return Ok(None) };
-            let sql = deliveries::delivery_sql("", "WHERE d.no >= ? AND d.no < ? ORDER BY d.no");
+            let Some((event, first, count)) = range else { return Ok(None) };
+            let sql = deliveries::delivery_sql(
+                "",
+                "WHERE d.no >= ?1 AND d.no < ?2 OR d.no IN (SELECT delivery FROM backfilled WHERE event = ?3)
+                 ORDER BY d.no",
+            );
             let mut statement = db.prepare_cached(&sql)?;
-            let rows = statement.query_map([first, first + count], deliveries::delivery_from)?;
+            let rows = statement.query_map([first, first + count, event], deliveries::delivery_from)?;
             rows.collect::<rusqlite::Result<Vec<_>>>().map(Some)
         })
         .await
@@ -99,10 +104,10 @@ impl History for EmbeddedStore {
         ask: DeliveryFilter,
         page: PageRequest,
     ) -> Result<ListPage<Delivery>> {
-        Ok(self.scanned_deliveries(Some(tenant.clone()), ask, page).await?.page)
+        self.scanned_deliveries(Some(tenant.clone()), ask, page).await
     }
 
-    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+    async fn all_deliveries(&self, ask: DeliveryFilter, page: PageRequest) -> Result<ListPage<Delivery>> {
         self.scanned_deliveries(None, ask, page).await
     }
 
@@ -131,10 +136,20 @@ impl History for EmbeddedStore {
         .await
     }
 
+    async fn long_retries(
+        &self,
+        tenant: Option<&TenantId>,
+        endpoint: Option<EndpointId>,
+        began_before: Timestamp,
+    ) -> Result<LongRetries> {
+        let tenant = tenant.cloned();
+        self.read(move |db| long_retries::count(db, tenant.as_ref(), endpoint, began_before)).await
+    }
+
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         let cursor = cursor_no(&page)?;
         self.read(move |db| {
-            let sql = "SELECT m.no, m.record FROM milestones m JOIN endpoints p ON p.no = m.endpoint
+            let sql = "SELECT m.no, m.record FROM endpoint_events m JOIN endpoints p ON p.no = m.endpoint
                        WHERE p.id = ? AND p.deleted_at IS NULL AND m.no < ? ORDER BY m.no DESC LIMIT ?";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
@@ -145,8 +160,8 @@ impl History for EmbeddedStore {
             let has_more = found.len() > page.limit;
             found.truncate(page.limit);
             let next = found.last().filter(|_| has_more).map(|(no, _)| no.to_string());
-            let data = found.iter().map(|(_, record)| from_json("milestones.record", record));
-            Ok(ListPage { data: data.collect::<std::result::Result<_, _>>()?, next })
+            let data = found.iter().map(|(_, record)| from_json("endpoint_events.record", record));
+            Ok(ListPage::of(data.collect::<std::result::Result<_, _>>()?, next))
         })
         .await
     }
@@ -199,7 +214,7 @@ impl EmbeddedStore {
         tenant: Option<TenantId>,
         ask: DeliveryFilter,
         page: PageRequest,
-    ) -> Result<ScannedPage<Delivery>> {
+    ) -> Result<ListPage<Delivery>> {
         if ask.is_by_finish() {
             let position = FinishPosition::begin(&ask, &page)?;
             let list =
@@ -283,20 +298,22 @@ fn events(
     cursor: i64,
     limit: usize,
 ) -> rusqlite::Result<ListPage<EventRecord>> {
-    let mut page = ListPage { data: Vec::new(), next: None };
+    let mut page = ListPage::empty();
     let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
     let below = walk::below_until(db, "events", "accepted_at", ask.until, cursor)?;
     let mut statement = db.prepare_cached(EVENT_LIST)?;
     let mut rows = statement.query([no, below])?;
-    let (mut last, mut bytes) = (None, 0);
+    let (mut last, mut bytes, mut accepted_at) = (None, 0, 0);
     for looked_at in 0.. {
         if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX || bytes >= BYTES_PER_PAGE_MAX {
             page.next = last.map(|no: i64| no.to_string());
+            page.looked_back_to = (looked_at == ROWS_PER_PAGE_MAX && page.data.len() < limit).then(|| at(accepted_at));
             break;
         }
         let Some(row) = rows.next()? else { break };
         let mut column = 0;
         let listed = EventFilterColumns::read_next(row, &mut column)?;
+        accepted_at = listed.accepted_at;
         if ask.since.is_some_and(|since| listed.accepted_at < millis(since) - ORDER_SLACK_MS) {
             break;
         }
@@ -330,7 +347,7 @@ fn lanes(
     blocked_only: bool,
     ask: &PageRequest,
 ) -> rusqlite::Result<ListPage<Lane>> {
-    let mut page = ListPage { data: Vec::new(), next: None };
+    let mut page = ListPage::empty();
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
     let mut statement = db.prepare_cached(EmbeddedLaneRow::SQL)?;
     let mut rows = statement.query(params![endpoint, tenant, after])?;

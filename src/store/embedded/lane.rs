@@ -87,9 +87,10 @@ fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
 /// a change of this very commit counts.
 fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
-    let sql = "SELECT skips FROM endpoints WHERE no = ?";
-    let skips: Option<Option<bool>> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
-    Ok(skips.flatten().unwrap_or(false))
+    let sql = "SELECT skips_dead FROM endpoints WHERE no = ?";
+    let skips_dead: Option<Option<bool>> =
+        db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
+    Ok(skips_dead.flatten().unwrap_or(false))
 }
 
 /// Lets every lane of an endpoint move on that stands behind a dead letter;

@@ -2,9 +2,10 @@
 //!
 //! Opening locks the data directory, checks the version, runs the missing
 //! migrations and loads the catalog. The log mode is WAL with
-//! `synchronous=FULL`, so a commit is on disk before anyone is told of it.
+//! `synchronous=FULL`, so a commit is on disk before anyone is answered.
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
@@ -21,37 +22,60 @@ use super::catalog_index::CatalogIndex;
 use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
 use super::{Error, Result, migrations};
 use crate::metrics::CommitMetrics;
+use crate::model::id::JobId;
 use checkpoint::{CheckpointTrigger, Checkpointer};
 use failure::failure_of;
+use overwrite::Overwriting;
 use writer::Writer;
 
 mod accept;
 mod access;
+mod backfill;
+pub mod backup_folder;
 mod catalog;
 mod change;
+pub mod check;
+pub mod check_files;
+mod check_rules;
 mod checkpoint;
 mod claim;
 mod cluster;
+pub mod copy;
+mod copy_steps;
+mod count_changes;
 mod dead_letters;
+mod deleted_tenant;
 mod endpoint;
 mod expunge;
 mod failure;
+mod figures;
 mod forget;
 mod history;
+pub mod inspect;
+mod job_candidates;
+mod job_rows;
 mod jobs;
 mod lane;
 mod notes;
 mod operational_events;
 mod overdue;
+mod overwrite;
+mod pages;
+mod purge;
+mod purge_rows;
 mod queue;
 mod recover;
+mod resealing;
+pub mod restore;
 pub mod rewrap;
 mod rows;
 mod scrub;
 mod settle;
+mod sign_ins;
 pub mod store_source;
 mod sweep;
 mod wal;
+mod write_queue;
 mod writer;
 
 /// Name of the store's file in a data directory.
@@ -65,16 +89,24 @@ pub const LOG_BYTES_MAX: u64 = 128 * 1_024 * 1_024;
 /// takes a second or two at worst, since none reads an unbounded number of rows.
 const READERS: usize = 4;
 
+/// Size of the writer's page cache. Nearly every commit makes SQLite look at each
+/// page in it, so a larger one costs more than it saves.
+const CACHE_KIB: usize = 8 * 1_024;
+
 /// The embedded store.
 pub struct EmbeddedStore {
     shared: Arc<EmbeddedState>,
     writer: Writer,
     writer_thread: Mutex<Option<JoinHandle<()>>>,
     checkpointer: Checkpointer,
+    /// What purges have overwritten so far.
+    overwriting: Mutex<HashMap<JobId, Overwriting>>,
 }
 
 struct EmbeddedState {
     index: Arc<RwLock<CatalogIndex>>,
+    /// Seal of the writer, which shares its keys.
+    seal: Seal,
     readers: Mutex<Vec<Connection>>,
     readers_free: Semaphore,
     // The lock of the data directory; the system frees it at a crash.
@@ -130,14 +162,22 @@ impl EmbeddedStore {
         prepare(&checkpoint_db, durability)?;
         let checkpoint_trigger = CheckpointTrigger::default();
         let checkpointer = Checkpointer::start(checkpoint_trigger.clone(), checkpoint_db);
-        let (writer, thread) = Writer::start(db, seal, index.clone(), next_delivery, commits, checkpoint_trigger);
+        let (writer, thread) =
+            Writer::start(db, seal.clone(), index.clone(), next_delivery, commits, checkpoint_trigger);
         let shared = EmbeddedState {
             index,
+            seal,
             readers_free: Semaphore::new(readers.len()),
             readers: Mutex::new(readers),
             _lock: lock,
         };
-        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), checkpointer })
+        Ok(Self {
+            shared: Arc::new(shared),
+            writer,
+            writer_thread: Mutex::new(Some(thread)),
+            checkpointer,
+            overwriting: Mutex::default(),
+        })
     }
 
     /// Finishes the queued jobs, checkpoints the log and closes the file.
@@ -212,7 +252,14 @@ fn sync_folder(folder: &Path) {
     }
 }
 
+/// Locks a data directory, unless it is in use or half restored.
 fn lock(folder: &Path) -> anyhow::Result<File> {
+    let lock = lock_folder(folder)?;
+    restore::refuse_if_half_restored(folder)?;
+    Ok(lock)
+}
+
+fn lock_folder(folder: &Path) -> anyhow::Result<File> {
     let path = folder.join("lock");
     let file = File::options()
         .create(true)
@@ -237,7 +284,8 @@ fn lock(folder: &Path) -> anyhow::Result<File> {
 fn next_delivery(db: &Connection) -> rusqlite::Result<i64> {
     db.query_row(
         "SELECT max(coalesce((SELECT max(no) + 1 FROM deliveries), 1),
-                    coalesce((SELECT first_delivery + deliveries FROM events ORDER BY no DESC LIMIT 1), 1))",
+                    coalesce((SELECT first_delivery + deliveries FROM events ORDER BY no DESC LIMIT 1), 1),
+                    coalesce((SELECT max(delivery) + 1 FROM backfilled), 1))",
         [],
         |row| row.get(0),
     )
@@ -252,7 +300,7 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
         "PRAGMA journal_mode = WAL;
          PRAGMA synchronous = {synchronous};
          PRAGMA busy_timeout = 5000;
-         PRAGMA cache_size = -32768;
+         PRAGMA cache_size = -{CACHE_KIB};
          PRAGMA temp_store = MEMORY;
          PRAGMA wal_autocheckpoint = 16000;
          PRAGMA journal_size_limit = {LOG_BYTES_MAX};"

@@ -1,8 +1,6 @@
 //! Endpoint events and operational events, written in the commit that makes
 //! them true.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -16,7 +14,7 @@ use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::lane::LaneEffects;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{SqliteColumns, row};
-use crate::store::{AcceptResult, Claim, RoutedEvent};
+use crate::store::{AcceptResult, Claim};
 
 /// Records what happened to an endpoint, and accepts the operational event
 /// about it.
@@ -29,14 +27,14 @@ pub fn record_endpoint_event(
 ) -> rusqlite::Result<Vec<Claim>> {
     let record = serde_json::to_string(&EndpointEventRecord::of(endpoint_event, now)).expect("a record is plain data");
     let db = transaction.db;
-    db.prepare_cached("INSERT INTO milestones (endpoint, at, record) VALUES (?, ?, ?)")?.execute(params![
+    db.prepare_cached("INSERT INTO endpoint_events (endpoint, at, record) VALUES (?, ?, ?)")?.execute(params![
         no,
         millis(now),
         record
     ])?;
     db.prepare_cached(
-        "DELETE FROM milestones WHERE endpoint = ?1 AND no <=
-             (SELECT no FROM milestones WHERE endpoint = ?1 ORDER BY no DESC LIMIT 1 OFFSET ?2)",
+        "DELETE FROM endpoint_events WHERE endpoint = ?1 AND no <=
+             (SELECT no FROM endpoint_events WHERE endpoint = ?1 ORDER BY no DESC LIMIT 1 OFFSET ?2)",
     )?
     .execute(params![no, ENDPOINT_EVENTS_KEPT])?;
     match OperationalEvent::of_endpoint_event(endpoint, endpoint_event, now) {
@@ -51,19 +49,17 @@ pub fn accept_operational_event(
     operational_event: OperationalEvent,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let event_type = operational_event.event_type;
-    let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
-    let found = {
-        let index = transaction.index.read();
-        index.tenant_no(&event.tenant).zip(index.matching_readable(&event).ok())
-    };
-    let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
-    transaction.operational_events.push(event_type);
-    let new = RoutedEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
-    match accept_one(transaction, tenant, &new)? {
-        AcceptResult::New { claims, .. } => Ok(claims),
-        AcceptResult::Duplicate { .. } | AcceptResult::Conflict { .. } => Ok(Vec::new()),
+    let routed = transaction.index.read().route_operational(&operational_event, now, rand::random);
+    if !routed.is_empty() {
+        transaction.operational_events.push(operational_event.event_type);
     }
+    let mut freed = Vec::new();
+    for (tenant, new) in &routed {
+        if let AcceptResult::New { claims, .. } = accept_one(transaction, *tenant, new)? {
+            freed.extend(claims);
+        }
+    }
+    Ok(freed)
 }
 
 row! {

@@ -12,10 +12,10 @@ use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 row! {
     /// A delivery whose expiry is to be checked.
     sqlite struct EmbeddedOverdueRow from "FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
-         WHERE d.state = 0 AND d.look_at IS NOT NULL AND p.deleted_at IS NULL AND d.format <= ?
-         ORDER BY d.look_at LIMIT ?" {
+         WHERE d.state = 0 AND d.expiry_check_at IS NOT NULL AND p.deleted_at IS NULL AND d.format <= ?
+         ORDER BY d.expiry_check_at LIMIT ?" {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,
-        expiry_check_at: i64 = "d.look_at",
+        expiry_check_at: i64 = "d.expiry_check_at",
     }
 }
 

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use super::forget::ScopeNumbers;
 use super::rows::{at, uuid_of};
 use super::{EmbeddedStore, accept, change, claim, expunge, forget, overdue, scrub, settle};
 use crate::model::audit::Initiator;
@@ -11,8 +12,8 @@ use crate::model::shard::{Lease, Shard};
 use crate::store::plan::change::ChangeCondition;
 use crate::store::{
     AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
-    ONLY_EPOCH, OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects, Settlement,
-    UntriedPage, UntriedQuery,
+    ForgottenReport, ONLY_EPOCH, OverduePage, Result, RetentionHorizon, RetentionScope, RoutedEvent, ScrubStep,
+    Scrubbed, SettleEffects, Settlement, UntriedPage, UntriedQuery,
 };
 
 #[async_trait]
@@ -81,6 +82,11 @@ impl DeliveryQueue for EmbeddedStore {
         Ok(is_done)
     }
 
+    async fn forget_delivered(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.writer.write(move |transaction| forget::forget_delivered(transaction, &tenant, &id)).await
+    }
+
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
         let comparison = self.read(move |db| scrub::compare(db, step)).await?;
         if !comparison.unfilled.is_empty() {
@@ -91,23 +97,40 @@ impl DeliveryQueue for EmbeddedStore {
     }
 
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
-        let candidates = self.read(move |db| forget::find_candidates(db, &horizon)).await?;
-        let forgotten =
-            self.writer.write(move |transaction| forget::forget(transaction, &candidates, &horizon)).await?;
-        if forgotten.next.is_none() {
+        let scope = self.scope_numbers(&horizon.scope);
+        let find = horizon.clone();
+        let candidates = self.read(move |db| forget::find_candidates(db, &find, &scope)).await?;
+        let delete = horizon.clone();
+        let forgotten = self.writer.write(move |transaction| forget::forget(transaction, &candidates, &delete)).await?;
+        if forgotten.next.is_none() && matches!(horizon.scope, RetentionScope::All { .. }) {
             self.forget_unreferenced(horizon).await?;
         }
         Ok(forgotten)
     }
+
+    async fn report_forgotten(&self, now: Timestamp) -> Result<ForgottenReport> {
+        self.writer.write(move |transaction| forget::report(transaction, now)).await
+    }
 }
 
 impl EmbeddedStore {
+    fn scope_numbers(&self, scope: &RetentionScope) -> ScopeNumbers {
+        let index = self.index();
+        match scope {
+            RetentionScope::All { except, .. } => {
+                ScopeNumbers::Except(except.iter().filter_map(|tenant| index.tenant_no(tenant)).collect())
+            }
+            RetentionScope::Only(tenant) => ScopeNumbers::Only(index.tenant_no(tenant)),
+        }
+    }
+
     /// Deletes the data of unmatched events, idle lanes, and the rows of
     /// endpoints and tenants that were deleted long ago.
     async fn forget_unreferenced(&self, horizon: RetentionHorizon) -> Result<()> {
         let mut after = 0;
         loop {
-            let unmatched = self.read(move |db| forget::find_unmatched(db, &horizon, after)).await?;
+            let of = horizon.clone();
+            let unmatched = self.read(move |db| forget::find_unmatched(db, &of, after)).await?;
             let Some(last) = unmatched.last() else { break };
             after = *last;
             self.writer.write_later(move |transaction| forget::forget_unmatched(transaction, &unmatched)).await?;
@@ -115,12 +138,14 @@ impl EmbeddedStore {
         let mut after = None;
         loop {
             let from = after.take();
-            let lanes = self.read(move |db| forget::find_idle_lanes(db, &horizon, from)).await?;
+            let of = horizon.clone();
+            let lanes = self.read(move |db| forget::find_idle_lanes(db, &of, from)).await?;
             after = lanes.last().cloned();
             if after.is_none() {
                 break;
             }
-            self.writer.write(move |transaction| forget::forget_lanes(transaction.db, &lanes, &horizon)).await?;
+            let of = horizon.clone();
+            self.writer.write(move |transaction| forget::forget_lanes(transaction.db, &lanes, &of)).await?;
         }
         let deleted = self.read(move |db| forget::find_deleted(db, &horizon)).await?;
         self.writer.write(move |transaction| forget::forget_deleted(transaction.db, &deleted)).await

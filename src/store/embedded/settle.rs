@@ -23,8 +23,13 @@ use crate::store::progress_columns::ProgressColumns;
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
 
+mod first_success;
+
 /// Writes what became of a claim.
 pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -> rusqlite::Result<SettleEffects> {
+    if first_success::write(transaction, settlement)? {
+        return Ok(SettleEffects::default());
+    }
     let found = match known(find(transaction.db, settlement))? {
         Ok(Some(found)) => found,
         // Forgotten or never there: nothing is left to write about.
@@ -87,8 +92,8 @@ row! {
     sqlite struct SettledRow from "FROM deliveries d WHERE d.no = ?" {
         plan: PlanColumns = PlanColumns::COLUMNS,
         finished_at: Option<i64> = "d.finished_at",
-        /// Whether `look_at` or `urgent` is set, which the end of a delivery clears.
-        is_watched: bool = "d.look_at IS NOT NULL OR d.urgent",
+        /// Whether `expiry_check_at` or `urgent` is set, which the end of a delivery clears.
+        is_watched: bool = "d.expiry_check_at IS NOT NULL OR d.urgent",
     }
 }
 
@@ -117,11 +122,11 @@ fn write(db: &Connection, found: &DeliveryToSettle, plan: &SettlePlan<'_>, now: 
         insert_attempt(db, found.no, attempt)?;
     }
     if let Some((error, count)) = plan.internal_error {
-        let sql = "UPDATE deliveries SET stumbles = ?, stumble = ? WHERE no = ?";
+        let sql = "UPDATE deliveries SET internal_errors = ?, internal_error = ? WHERE no = ?";
         db.prepare_cached(sql)?.execute(params![count, error, found.no])?;
     }
     if let Some(at) = plan.recheck_at {
-        let sql = "UPDATE deliveries SET look_at = ? WHERE no = ?";
+        let sql = "UPDATE deliveries SET expiry_check_at = ? WHERE no = ?";
         db.prepare_cached(sql)?.execute(params![millis(at), found.no])?;
     }
     let state = StateColumns::after(&found.stored, plan.transition, now);
@@ -173,8 +178,14 @@ impl StateColumns {
     }
 }
 
-fn insert_attempt(db: &Connection, delivery: i64, attempt: &Attempt) -> rusqlite::Result<()> {
-    let record = serde_json::to_string(attempt).expect("an attempt is plain data");
+/// Bytes that the record of an attempt takes, so that it does not grow.
+const RECORD_BYTES_USUAL: usize = 1_024;
+
+/// Inserts the record of an attempt.
+pub fn insert_attempt(db: &Connection, delivery: i64, attempt: &Attempt) -> rusqlite::Result<()> {
+    let mut record = Vec::with_capacity(RECORD_BYTES_USUAL);
+    serde_json::to_writer(&mut record, attempt).expect("an attempt is plain data");
+    let record = String::from_utf8(record).expect("JSON is UTF-8");
     db.prepare_cached("INSERT OR REPLACE INTO attempts (no, record) VALUES (?, ?)")?
         .execute(params![attempt_no(delivery, attempt.number), record])?;
     Ok(())
@@ -185,7 +196,8 @@ fn write_state(db: &Connection, found: &DeliveryToSettle, columns: &StateColumns
     db.prepare_cached("UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ? WHERE no = ?")?
         .execute(params![state, cause, due_at, finished_at, found.no])?;
     if found.stored.is_watched && *state != state_code(DeliveryState::Waiting) {
-        db.prepare_cached("UPDATE deliveries SET look_at = NULL, urgent = 0 WHERE no = ?")?.execute([found.no])?;
+        db.prepare_cached("UPDATE deliveries SET expiry_check_at = NULL, urgent = 0 WHERE no = ?")?
+            .execute([found.no])?;
     }
     Ok(())
 }
@@ -230,8 +242,10 @@ fn write_expiry_check(
     expiry_check_at: Option<Timestamp>,
     budget: &ProgressColumns,
 ) -> rusqlite::Result<()> {
-    db.prepare_cached("UPDATE deliveries SET look_at = ?, last_delay = ?, max_age = ?, urgent = 0 WHERE no = ?")?
-        .execute(params![expiry_check_at.map(millis), budget.last_delay, budget.max_age, no])?;
+    db.prepare_cached(
+        "UPDATE deliveries SET expiry_check_at = ?, last_delay = ?, max_age = ?, urgent = 0 WHERE no = ?",
+    )?
+    .execute(params![expiry_check_at.map(millis), budget.last_delay, budget.max_age, no])?;
     Ok(())
 }
 

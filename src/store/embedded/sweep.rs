@@ -62,7 +62,7 @@ fn step(db: &rusqlite::Connection, place: SweepPosition) -> rusqlite::Result<Opt
         return Ok(Some(SweepPosition { endpoint, after: 0 }));
     };
     db.execute(
-        "UPDATE deliveries SET state = 3, finished_at = ?, passed = 1, behind = 0, look_at = NULL, urgent = 0
+        "UPDATE deliveries SET state = 3, finished_at = ?, passed = 1, behind = 0, expiry_check_at = NULL, urgent = 0
          WHERE endpoint = ? AND no > ? AND no <= ? AND state = 0",
         params![deleted_at, endpoint, after, last],
     )?;

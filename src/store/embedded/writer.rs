@@ -2,31 +2,38 @@
 //!
 //! Jobs queue up while a commit is being synced; the next transaction takes
 //! all of them. There is no window to wait for: under load batches form by
-//! themselves, and a lone job is committed at once. Before a transaction begins,
-//! threads that are ready to run go first, for as long as they bring more jobs:
-//! on busy cores that halves the number of commits, and on idle ones it takes a
-//! microsecond. Jobs that somebody waits
-//! for, such as accepting an event, go before jobs that nobody waits for, such
-//! as settlements; a transaction takes up to the same number of each.
+//! themselves, and a lone job is committed at once. Before a transaction commits,
+//! threads that are ready to run go first, for as long as they bring more jobs,
+//! which join the transaction: on busy cores that halves the number of commits, and
+//! on idle ones it takes a microsecond. Jobs are applied as they come, since
+//! nobody has anything else to do once all of them wait for the commit. Jobs that
+//! somebody waits for, such as accepting an event, go before jobs that nobody waits
+//! for, such as settlements; a transaction takes up to the same number of each.
 //!
-//! Invariant: a job's caller is told of success only after its commit is on
+//! Invariant: a job's caller is answered only after its commit is on
 //! disk and the catalog in memory shows it.
 
 use parking_lot::RwLock;
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
+use rusqlite::backup::Backup;
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use super::checkpoint::CheckpointTrigger;
+use super::copy_steps::{self, CopyRequest, CopyStep};
+pub use super::count_changes::AcceptedUsage;
+use super::count_changes::{CountChange, day_of, update_stored};
 use super::failure::failure_of;
+use super::write_queue::{JobBudget, WritePriority, WriteQueue, WriterMessage};
 use crate::metrics::CommitMetrics;
 use crate::model::id::TenantId;
+use crate::model::id_map::IdMap;
 use crate::model::limits::TenantUsage;
 use crate::model::operational_event::OperationalEventType;
 use crate::model::tenant::Tenant;
@@ -34,32 +41,13 @@ use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
 use crate::store::{Error, MissingResource, Result};
 
-/// Largest number of jobs in one transaction, so that the first of them does
-/// not wait for a flood of others.
-const JOBS_PER_COMMIT: usize = 1_024;
-/// Largest number of low-priority jobs in one transaction. It is as large as
-/// the number of the others: most are settlements, and if a transaction could
-/// take fewer of them than events, deliveries would fall behind what is
-/// accepted for as long as the load lasts.
-const LATER_PER_COMMIT: usize = JOBS_PER_COMMIT;
 /// Number of jobs that may queue up before callers have to wait.
 const JOBS_WAITING_MAX: usize = 4_096;
 
 /// Largest number of times that the writer lets other threads run first.
 const YIELDS_MAX: usize = 8;
 
-const DAY_MS: i64 = 86_400_000;
-
 type IndexUpdate = Box<dyn FnOnce(&mut CatalogIndex) + Send>;
-
-/// Whether a caller waits for a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WritePriority {
-    /// Somebody waits for the job.
-    First,
-    /// Nobody waits; the job only has to be written.
-    Later,
-}
 
 /// A job for the writer.
 trait WriteJob: Send {
@@ -68,6 +56,9 @@ trait WriteJob: Send {
     /// Answers the caller after the commit or its failure.
     fn finish(self: Box<Self>, committed: Result<()>);
 }
+
+type JobMessage = WriterMessage<Box<dyn WriteJob>>;
+type JobQueue = WriteQueue<Box<dyn WriteJob>>;
 
 struct AnsweredJob<F, T> {
     job: Option<F>,
@@ -105,18 +96,9 @@ pub struct WriteTransaction<'a> {
     pub next_delivery: &'a mut i64,
     after_commit: &'a mut Vec<IndexUpdate>,
     counts: &'a mut Vec<CountChange>,
-    growth: &'a mut HashMap<TenantId, UsageGrowth>,
+    growth: &'a mut IdMap<TenantId, UsageGrowth>,
     /// Types of the operational events that this job wrote.
     pub operational_events: Vec<OperationalEventType>,
-}
-
-/// A change of the counters in memory, applied once it is durable.
-#[derive(Clone, Copy)]
-enum CountChange {
-    /// Change in the number of deliveries that wait for an endpoint.
-    Waiting { endpoint: i64, more: i64 },
-    /// Change in the bytes that a tenant's events of a day take up.
-    Stored { tenant: i64, day: i64, more: i64 },
 }
 
 /// Usage that this transaction adds to what the catalog shows of a tenant.
@@ -136,7 +118,13 @@ impl WriteTransaction<'_> {
     /// Adds `more` bytes to what a tenant's events of the day of `accepted_ms`
     /// take up; it may be negative.
     pub fn count_stored(&mut self, tenant: i64, accepted_ms: i64, more: i64) {
-        self.counts.push(CountChange::Stored { tenant, day: accepted_ms.div_euclid(DAY_MS), more });
+        self.count_accepted(tenant, accepted_ms, more, AcceptedUsage::default());
+    }
+
+    /// Adds `more` bytes as [`WriteTransaction::count_stored`] does, and what
+    /// producers handed over.
+    pub fn count_accepted(&mut self, tenant: i64, accepted_ms: i64, more: i64, accepted: AcceptedUsage) {
+        self.counts.push(CountChange::Stored { tenant, day: day_of(accepted_ms), more, accepted });
     }
 
     /// Reserves endpoints and bytes of settings, if the tenant's limits allow it.
@@ -191,7 +179,7 @@ impl WriteTransaction<'_> {
 /// Handle that sends jobs to the writer's thread.
 #[derive(Clone)]
 pub struct Writer {
-    jobs: mpsc::Sender<(WritePriority, Box<dyn WriteJob>)>,
+    jobs: mpsc::Sender<JobMessage>,
 }
 
 impl Writer {
@@ -207,7 +195,9 @@ impl Writer {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &seal, &index, next_delivery, &commits, &checkpoint_trigger, waiting))
+            .spawn(move || {
+                WriterThread { db: Rc::new(db), seal, index, next_delivery, commits }.run(waiting, &checkpoint_trigger);
+            })
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -237,197 +227,281 @@ impl Writer {
         job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
-        let closed = || Error::Unavailable("it has been closed".into());
         let job = Box::new(AnsweredJob { job: Some(job), value: None, answer });
-        self.jobs.send((priority, job)).await.map_err(|_| closed())?;
+        self.jobs.send(WriterMessage::Job(priority, job)).await.map_err(|_| closed())?;
         answered.await.map_err(|_| closed())?
     }
+
+    /// Begins a copy of the store into this empty database, and gives up one that
+    /// is under way.
+    pub async fn begin_copy(&self, to: Connection) -> Result<()> {
+        let (answer, answered) = oneshot::channel();
+        self.jobs.send(WriterMessage::Copy(CopyRequest::Begin { to, answer })).await.map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// Copies some more pages, after the jobs that wait.
+    pub async fn step_copy(&self, pages: i32) -> Result<CopyStep> {
+        let (answer, answered) = oneshot::channel();
+        self.jobs.send(WriterMessage::Copy(CopyRequest::Step { pages, answer })).await.map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// Gives up the copy that is under way, if the writer can be told without waiting:
+    /// otherwise the next copy ends it, or the end of the store.
+    pub fn end_copy(&self) {
+        let _ = self.jobs.try_send(WriterMessage::Copy(CopyRequest::End));
+    }
 }
 
-/// Jobs that wait for the next transaction, by priority.
-#[derive(Default)]
-struct WriteQueue {
-    first: VecDeque<Box<dyn WriteJob>>,
-    later: VecDeque<Box<dyn WriteJob>>,
+fn closed() -> Error {
+    Error::Unavailable("it has been closed".into())
 }
 
-impl WriteQueue {
-    /// Waits until there is a job. Returns false when there will be none.
-    fn wait(&mut self, waiting: &mut mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>) -> bool {
-        if self.first.is_empty() && self.later.is_empty() {
-            match waiting.blocking_recv() {
-                Some(job) => self.push(job),
-                None => return false,
+/// What the writer's thread works with.
+struct WriterThread {
+    // Shared with the copy that is under way, on the same thread.
+    db: Rc<Connection>,
+    seal: Seal,
+    index: Arc<RwLock<CatalogIndex>>,
+    next_delivery: i64,
+    commits: Arc<CommitMetrics>,
+}
+
+/// The jobs of one transaction, and what follows from its commit.
+struct WriteBatch {
+    jobs: Vec<Box<dyn WriteJob>>,
+    after_commit: Vec<IndexUpdate>,
+    counts: Vec<CountChange>,
+    growth: IdMap<TenantId, UsageGrowth>,
+    /// Time that the transaction took so far, without that of other threads.
+    took: Duration,
+    outcome: Result<()>,
+}
+
+impl WriterThread {
+    fn run(mut self, mut waiting: mpsc::Receiver<JobMessage>, checkpoint_trigger: &CheckpointTrigger) {
+        let mut queue = JobQueue::default();
+        while queue.wait(&mut waiting) {
+            if queue.has_jobs() {
+                self.commit_waiting(&mut queue, &mut waiting, checkpoint_trigger);
+            }
+            match queue.take_copy() {
+                Some(CopyRequest::Begin { to, answer }) => {
+                    checkpoint_trigger.set_copying(true);
+                    self.copy(to, answer, &mut queue, &mut waiting, checkpoint_trigger);
+                    checkpoint_trigger.set_copying(false);
+                }
+                Some(CopyRequest::Step { answer, .. }) => {
+                    let _ = answer.send(Err(Error::Unavailable("no copy of the store is under way".into())));
+                }
+                Some(CopyRequest::End) | None => {}
             }
         }
-        self.drain(waiting);
+        // What stays in the log is made durable once more by the next start.
+        if let Err(problem) = self.db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
+            error!("checkpoint of the write-ahead log failed while closing the store: {}", failure_of(&problem));
+        }
+    }
+
+    /// Commits the jobs that wait, and those that come meanwhile. Returns how many.
+    fn commit_waiting(
+        &mut self,
+        queue: &mut JobQueue,
+        waiting: &mut mpsc::Receiver<JobMessage>,
+        checkpoint_trigger: &CheckpointTrigger,
+    ) -> usize {
+        let mut budget = JobBudget::of_transaction();
+        let mut batch = self.begin(queue.take(&mut budget));
         for _ in 0..YIELDS_MAX {
-            let before = self.len();
             std::thread::yield_now();
-            self.drain(waiting);
-            if self.len() == before {
+            queue.drain(waiting);
+            let more = queue.take(&mut budget);
+            if more.is_empty() {
                 break;
             }
+            self.apply(&mut batch, more);
         }
-        true
-    }
-
-    /// Takes over the jobs that have arrived.
-    fn drain(&mut self, waiting: &mut mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>) {
-        while self.first.len() < JOBS_PER_COMMIT
-            && let Ok(job) = waiting.try_recv()
-        {
-            self.push(job);
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.first.len() + self.later.len()
-    }
-
-    fn push(&mut self, (priority, job): (WritePriority, Box<dyn WriteJob>)) {
-        match priority {
-            WritePriority::First => self.first.push_back(job),
-            WritePriority::Later => self.later.push_back(job),
-        }
-    }
-
-    /// Takes the jobs of the next transaction.
-    fn take(&mut self) -> Vec<Box<dyn WriteJob>> {
-        let (first, later) = (self.first.len().min(JOBS_PER_COMMIT), self.later.len().min(LATER_PER_COMMIT));
-        self.first.drain(..first).chain(self.later.drain(..later)).collect()
-    }
-}
-
-fn run(
-    db: &Connection,
-    seal: &Seal,
-    index: &Arc<RwLock<CatalogIndex>>,
-    mut next_delivery: i64,
-    commits: &CommitMetrics,
-    checkpoint_trigger: &CheckpointTrigger,
-    mut waiting: mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>,
-) {
-    let mut queue = WriteQueue::default();
-    while queue.wait(&mut waiting) {
-        let jobs = queue.take();
-        let count = jobs.len();
-        commit(db, seal, index, &mut next_delivery, commits, jobs);
+        let count = batch.jobs.len();
+        self.commit(batch);
         checkpoint_trigger.jobs_written(count);
+        count
     }
-    // What stays in the log is made durable once more by the next start.
-    if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
-        error!("checkpoint of the write-ahead log failed while closing the store: {}", failure_of(&problem));
+
+    /// Copies the store between commits, a step for each request. Returns when the
+    /// copy is complete, has failed or is given up.
+    fn copy(
+        &mut self,
+        mut to: Connection,
+        answer: oneshot::Sender<Result<()>>,
+        queue: &mut JobQueue,
+        waiting: &mut mpsc::Receiver<JobMessage>,
+        checkpoint_trigger: &CheckpointTrigger,
+    ) {
+        let from = self.db.clone();
+        let copy = match Backup::new(&from, &mut to) {
+            Ok(copy) => copy,
+            Err(problem) => return drop(answer.send(Err(copy_steps::copy_failure(&problem)))),
+        };
+        let _ = answer.send(Ok(()));
+        let mut jobs = 0;
+        while queue.wait(waiting) {
+            if queue.has_jobs() {
+                jobs += self.commit_waiting(queue, waiting, checkpoint_trigger);
+            }
+            match queue.take_copy() {
+                None => {}
+                Some(CopyRequest::Step { pages, answer }) => {
+                    let step = copy_steps::step(&from, &copy, pages, std::mem::take(&mut jobs));
+                    let is_over = step.as_ref().map_or(true, |step| step.end.is_some());
+                    if is_over {
+                        // The copy's file is closed before anyone is told.
+                        drop(copy);
+                        drop(to);
+                        return drop(answer.send(step));
+                    }
+                    let _ = answer.send(step);
+                }
+                Some(CopyRequest::End) => return,
+                Some(begin @ CopyRequest::Begin { .. }) => return queue.put_back_copy(begin),
+            }
+        }
+    }
+
+    /// Begins a transaction with its first jobs.
+    fn begin(&mut self, jobs: Vec<Box<dyn WriteJob>>) -> WriteBatch {
+        let began = Instant::now();
+        let outcome = outcome_of(|| execute(&self.db, "BEGIN IMMEDIATE"));
+        let mut batch = WriteBatch {
+            jobs: Vec::new(),
+            after_commit: Vec::new(),
+            counts: Vec::new(),
+            growth: IdMap::default(),
+            took: began.elapsed(),
+            outcome,
+        };
+        self.apply(&mut batch, jobs);
+        batch
+    }
+
+    /// Applies more jobs inside the transaction. Once one has failed, the others
+    /// only wait for the outcome.
+    fn apply(&mut self, batch: &mut WriteBatch, more: Vec<Box<dyn WriteJob>>) {
+        let began = Instant::now();
+        let WriteBatch { jobs, after_commit, counts, growth, took, outcome } = batch;
+        let applied = jobs.len();
+        jobs.extend(more);
+        if outcome.is_ok() {
+            *outcome = outcome_of(|| {
+                for job in &mut jobs[applied..] {
+                    let mut transaction = WriteTransaction {
+                        db: &self.db,
+                        seal: &self.seal,
+                        index: &self.index,
+                        next_delivery: &mut self.next_delivery,
+                        after_commit: &mut *after_commit,
+                        counts: &mut *counts,
+                        growth: &mut *growth,
+                        operational_events: Vec::new(),
+                    };
+                    job.apply(&mut transaction)?;
+                }
+                Ok(())
+            });
+        }
+        *took += began.elapsed();
+    }
+
+    /// Commits the transaction, or rolls it back if a job failed, and tells the
+    /// callers of its jobs.
+    fn commit(&mut self, batch: WriteBatch) {
+        let began = Instant::now();
+        let WriteBatch { jobs, after_commit, counts, took, outcome, .. } = batch;
+        let outcome = outcome.and_then(|()| {
+            outcome_of(|| {
+                update_stored(&self.db, &counts)?;
+                execute(&self.db, "COMMIT")
+            })
+        });
+        match &outcome {
+            Ok(()) => {
+                self.commits.committed(jobs.len(), took + began.elapsed());
+                let mut index = self.index.write();
+                for count_change in counts {
+                    match count_change {
+                        CountChange::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
+                        CountChange::Stored { tenant, more, .. } => index.count_stored(tenant, more),
+                    }
+                }
+                after_commit.into_iter().for_each(|change| change(&mut index));
+            }
+            Err(failure) => {
+                self.commits.failed(jobs.len());
+                error!("write batch rolled back: {failure}");
+                // SQLite rolls back by itself after some errors; this then fails.
+                let _ = self.db.execute_batch("ROLLBACK");
+            }
+        }
+        for job in jobs {
+            job.finish(outcome.clone());
+        }
     }
 }
 
-fn commit(
-    db: &Connection,
-    seal: &Seal,
-    index: &Arc<RwLock<CatalogIndex>>,
-    next_delivery: &mut i64,
-    commits: &CommitMetrics,
-    mut jobs: Vec<Box<dyn WriteJob>>,
-) {
-    let began = Instant::now();
-    let (mut after_commit, mut count_changes, mut growth) = (Vec::new(), Vec::new(), HashMap::new());
-    let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
-        db.execute_batch("BEGIN IMMEDIATE")?;
-        for job in &mut jobs {
-            let mut transaction = WriteTransaction {
-                db,
-                seal,
-                index,
-                next_delivery,
-                after_commit: &mut after_commit,
-                counts: &mut count_changes,
-                growth: &mut growth,
-                operational_events: Vec::new(),
-            };
-            job.apply(&mut transaction)?;
-        }
-        update_stored(db, &count_changes)?;
-        db.execute_batch("COMMIT")
-    }));
-    let outcome = match attempt {
+/// Runs a part of a transaction; a panic in it is a failure like any other.
+fn outcome_of(part: impl FnOnce() -> rusqlite::Result<()>) -> Result<()> {
+    match catch_unwind(AssertUnwindSafe(part)) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(problem)) => Err(failure_of(&problem)),
         Err(_) => Err(Error::Unavailable("a write panicked; see the log".into())),
-    };
-    match &outcome {
-        Ok(()) => {
-            commits.committed(jobs.len(), began.elapsed());
-            let mut index = index.write();
-            for count_change in count_changes {
-                match count_change {
-                    CountChange::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
-                    CountChange::Stored { tenant, more, .. } => index.count_stored(tenant, more),
-                }
-            }
-            after_commit.into_iter().for_each(|change| change(&mut index));
-        }
-        Err(failure) => {
-            commits.failed(jobs.len());
-            error!("write batch rolled back: {failure}");
-            // SQLite rolls back by itself after some errors; this then fails.
-            let _ = db.execute_batch("ROLLBACK");
-        }
-    }
-    for job in jobs {
-        job.finish(outcome.clone());
     }
 }
 
-/// Adds up what events take up: one row for each tenant and day that this
-/// transaction touched, however many events it holds.
-fn update_stored(db: &Connection, count_changes: &[CountChange]) -> rusqlite::Result<()> {
-    let mut days: BTreeMap<(i64, i64), i64> = BTreeMap::new();
-    for count_change in count_changes {
-        if let CountChange::Stored { tenant, day, more } = count_change {
-            *days.entry((*tenant, *day)).or_insert(0) += more;
-        }
-    }
-    for ((tenant, day), more) in days {
-        let sql = "INSERT INTO stored (tenant, day, bytes) VALUES (?, ?, ?)
-                   ON CONFLICT (tenant, day) DO UPDATE SET bytes = bytes + excluded.bytes RETURNING bytes";
-        let left: i64 = db.prepare_cached(sql)?.query_row((tenant, day, more), |row| row.get(0))?;
-        if left <= 0 && more < 0 {
-            db.prepare_cached("DELETE FROM stored WHERE tenant = ? AND day = ?")?.execute((tenant, day))?;
-        }
-    }
-    Ok(())
+fn execute(db: &Connection, sql: &str) -> rusqlite::Result<()> {
+    db.prepare_cached(sql)?.execute([]).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
 
-    struct Nothing;
+    /// Notes when it is applied and finished, and sends another job meanwhile.
+    struct NotingJob {
+        notes: Arc<Mutex<Vec<&'static str>>>,
+        next: Option<(mpsc::Sender<JobMessage>, Box<dyn WriteJob>)>,
+    }
 
-    impl WriteJob for Nothing {
+    impl WriteJob for NotingJob {
         fn apply(&mut self, _: &mut WriteTransaction<'_>) -> rusqlite::Result<()> {
+            self.notes.lock().push("applied");
+            if let Some((jobs, next)) = self.next.take() {
+                assert!(jobs.try_send(WriterMessage::Job(WritePriority::Later, next)).is_ok());
+            }
             Ok(())
         }
-        fn finish(self: Box<Self>, _: Result<()>) {}
+        fn finish(self: Box<Self>, committed: Result<()>) {
+            self.notes.lock().push(if committed.is_ok() { "committed" } else { "rolled back" });
+        }
     }
 
     #[test]
-    fn what_somebody_waits_for_goes_before_what_only_has_to_be_kept() {
-        let (jobs, mut waiting) = mpsc::channel(JOBS_WAITING_MAX);
-        for n in 0..JOBS_WAITING_MAX {
-            let priority = if n % 100 == 99 { WritePriority::First } else { WritePriority::Later };
-            jobs.try_send((priority, Box::new(Nothing) as Box<dyn WriteJob>)).unwrap();
-        }
-        let mut queue = WriteQueue::default();
-        assert!(queue.wait(&mut waiting));
-        let first = JOBS_WAITING_MAX / 100;
-        assert_eq!(queue.take().len(), first + LATER_PER_COMMIT, "all of the first, and as many others as fit");
-        // No job is lost.
+    fn a_job_that_comes_while_others_are_applied_is_part_of_their_commit() {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
+        let second = NotingJob { notes: notes.clone(), next: None };
+        let first = NotingJob { notes: notes.clone(), next: Some((jobs.clone(), Box::new(second))) };
+        jobs.try_send(WriterMessage::Job(WritePriority::First, Box::new(first))).ok().unwrap();
         drop(jobs);
-        let mut left = 0;
-        while queue.wait(&mut waiting) {
-            left += queue.take().len();
-        }
-        assert_eq!(left, JOBS_WAITING_MAX - first - LATER_PER_COMMIT);
+        let thread = WriterThread {
+            db: Rc::new(Connection::open_in_memory().unwrap()),
+            seal: Seal::from_key([1; 32]),
+            index: Arc::default(),
+            next_delivery: 1,
+            commits: Arc::default(),
+        };
+        thread.run(waiting, &CheckpointTrigger::default());
+        assert_eq!(*notes.lock(), ["applied", "applied", "committed", "committed"]);
     }
 }

@@ -41,7 +41,11 @@ impl DeliveryPlan {
         let event = &new.event;
         let lane = endpoint.lane(event.key.as_ref());
         let due_at = new.due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let format = endpoint.settings.format_for(&event.data);
+        let format = match endpoint.settings.format_for(&event.data) {
+            // An operational event has no link, and is small.
+            BodyFormat::Thin if event.link_base.is_none() => endpoint.settings.format_without_link(),
+            format => format,
+        };
         Self { lane, format, due_at, expires_at: new.expires_at }
     }
 

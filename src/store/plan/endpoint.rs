@@ -45,11 +45,13 @@ pub fn change_endpoint(
         }
         EndpointChange::Breaker { is_open: true, until, note } => {
             let cause = OpenCause::Person { note };
+            endpoint.end_open_breaker(now);
             endpoint.health = endpoint.health.forced_open(until, cause.reason(), now);
             effects.endpoint_events.push(EndpointEvent::BreakerOpened { until, cause });
         }
         EndpointChange::Breaker { is_open: false, note, .. } => {
             effects.endpoint_events.push(EndpointEvent::BreakerClosed(CloseCause::Person { note }));
+            endpoint.end_open_breaker(now);
             endpoint.health = endpoint.health.reset(now);
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
@@ -80,6 +82,7 @@ fn change_state(
         endpoint.quiet_until = None;
     }
     if state == EndpointState::Active && (!was_active || is_open) {
+        endpoint.end_open_breaker(now);
         endpoint.health = endpoint.health.reset(now);
     }
     let reason = event.as_ref().filter(|_| state != EndpointState::Active).and_then(EndpointEvent::reason);
@@ -97,6 +100,12 @@ fn apply_settings(
 ) -> Option<CloseCause> {
     let is_elsewhere = endpoint.settings.url != settings.url;
     let is_switched_off = endpoint.settings.breaker.enabled && !settings.breaker.enabled;
+    // What an open breaker has held so far stays held: no change of a setting ends
+    // waiting deliveries.
+    if endpoint.settings.breaker.pauses_age && !settings.breaker.pauses_age && !endpoint.is_aging() {
+        endpoint.end_open_breaker(now);
+        endpoint.health.generation += 1;
+    }
     endpoint.urls = endpoint.urls.clone().with(&settings.url);
     endpoint.settings = settings;
     endpoint.policy = endpoint.ceiling.policy(policy);
@@ -113,6 +122,7 @@ fn apply_settings(
     }
     let was_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
     if was_open || (is_elsewhere && endpoint.health.answers_without_success > 0) {
+        endpoint.end_open_breaker(now);
         endpoint.health = endpoint.health.reset(now);
     }
     was_open.then_some(if is_elsewhere { CloseCause::UrlChanged } else { CloseCause::SwitchedOff })

@@ -16,8 +16,10 @@ use crate::model::next_state::NextState;
 use crate::model::operational_event::{DeliverySubject, OperationalEvent};
 
 pub mod accept;
+pub mod backfill;
 pub mod change;
 pub mod endpoint;
+pub mod figures;
 pub mod lane;
 pub mod settle;
 
@@ -134,7 +136,7 @@ impl EventSubject {
         }
     }
 
-    /// The event that tells of its death.
+    /// The operational event about its death.
     pub fn dead_event(&self, cause: DeadCause, now: Timestamp) -> OperationalEvent {
         OperationalEvent::of_death(self.subject(), &self.event, &self.event_type, cause, self.attempts, now)
     }

@@ -177,8 +177,8 @@ async fn accept_as(
                 index.count_waiting(endpoint.0, more);
             }
         }
-        for ((tenant, _), bytes) in writing.stored() {
-            index.count_stored(*tenant, *bytes);
+        for ((tenant, _), usage) in writing.stored() {
+            index.count_stored(*tenant, usage.bytes);
         }
     }
     for accepted in answers.iter_mut().flatten().flatten() {
@@ -362,7 +362,7 @@ fn known_result(known: &KnownId, firsts: &HashMap<i64, PostgresEventRecordColumn
 row! {
     /// An id that is known, at its position among those that were asked for.
     postgres struct KnownId from "FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, position)
-             JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id" {
+             JOIN posthaste.producer_ids i ON i.tenant = w.tenant AND i.id = w.id" {
         position: i64 = "w.position",
         event: i64 = "i.event",
         fingerprint: Vec<u8> = "i.fingerprint",
@@ -454,7 +454,7 @@ async fn resolve_ids(
     });
     let refused: Vec<i64> = refused.map(|(_, id)| id.event).collect();
     if !refused.is_empty() {
-        tx.execute("DELETE FROM posthaste.ids WHERE event = ANY($1)", bind![refused]).await?;
+        tx.execute("DELETE FROM posthaste.producer_ids WHERE event = ANY($1)", bind![refused]).await?;
     }
     Ok(())
 }
@@ -476,7 +476,7 @@ async fn resolve_minted_ids(
         if let Some(row) = known {
             outcomes[*n][*k] =
                 IdOutcome::Known(AcceptResult::Conflict { accepted_at: at(row.get(0)), differs: Vec::new() });
-            tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![new.event]).await?;
+            tx.execute("DELETE FROM posthaste.producer_ids WHERE event = $1", bind![new.event]).await?;
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 
 use super::rows::{delivery_id, delivery_no, format_code, millis};
 use super::snowflake::Snowflake;
-use super::stored_bytes::{BytesByDay, day_of};
+use super::stored_bytes::{AcceptedDay, UsageByDay, day_of};
 use super::stored_function::{BULK, NamedSql, StoredFunction};
 use super::transaction::{PgTransaction, bound};
 use crate::model::endpoint::Endpoint;
@@ -33,9 +33,9 @@ pub struct AcceptBatch {
     positions: Vec<i64>,
     /// Lanes that grow, in the order in which they are locked.
     lanes: BTreeMap<(i64, Arc<str>), LaneGrowth>,
-    /// Bytes of the events. Operational events are not counted: they are small,
+    /// What the events add. Operational events are not counted: they are small,
     /// and are written in the transactions of others.
-    stored: BytesByDay,
+    stored: UsageByDay,
 }
 
 /// How a lane grows.
@@ -43,6 +43,8 @@ struct LaneGrowth {
     members: i64,
     first: i64,
     at: i64,
+    /// Number of the latest event that joins it.
+    last_event: i64,
 }
 
 /// The numbers that the row of a delivery refers to.
@@ -114,15 +116,19 @@ batch! {
         members: i64 = "members",
         first: i64 = "first",
         at: i64 = "at",
+        last_event: i64 = "last_event",
     }
 }
 
 batch! {
-    /// Bytes by tenant and day, as columns.
+    /// Usage by tenant and day, as columns.
     struct StoredBatch of new StoredDay {
         tenant: i64 = "tenant",
         day: i32 = "day",
         bytes: i64 = "bytes",
+        events: i64 = "events",
+        deliveries: i64 = "deliveries",
+        data_bytes: i64 = "data_bytes",
     }
 }
 
@@ -173,8 +179,15 @@ impl LanePositions {
     }
 }
 
+impl AcceptedDay {
+    fn row(&self, tenant: i64, day: i32) -> StoredDay {
+        let Self { bytes, events, deliveries, data_bytes } = *self;
+        StoredDay { tenant, day, bytes, events, deliveries, data_bytes }
+    }
+}
+
 impl AcceptBatch {
-    /// Adds an event that a producer submitted, and counts its bytes.
+    /// Adds an event that a producer submitted, and counts it.
     pub fn add_counted(
         &mut self,
         index: &CatalogIndex,
@@ -186,12 +199,18 @@ impl AcceptBatch {
         let accepted = self.add(index, snowflake, tenant, no, new);
         let deliveries = if let AcceptResult::New { deliveries, .. } = accepted { deliveries } else { 0 };
         let bytes = stored_bytes(new.event.data.len(), deliveries as usize).cast_signed();
-        *self.stored.entry((tenant, day_of(no))).or_insert(0) += bytes;
+        let usage = self.stored.entry((tenant, day_of(no))).or_default();
+        usage.bytes += bytes;
+        if !new.event.is_self_test() {
+            usage.events += 1;
+            usage.deliveries += i64::from(deliveries);
+            usage.data_bytes += i64::try_from(new.event.data.len()).unwrap_or(i64::MAX);
+        }
         accepted
     }
 
-    /// Returns the bytes of its events, by tenant and day.
-    pub fn stored(&self) -> &BytesByDay {
+    /// Returns what its events add, by tenant and day.
+    pub fn stored(&self) -> &UsageByDay {
         &self.stored
     }
 
@@ -232,8 +251,9 @@ impl AcceptBatch {
             None => 0,
             Some(lane) => {
                 let growth = self.lanes.entry((numbers.endpoint, lane.clone()));
-                let growth = growth.or_insert(LaneGrowth { members: 0, first: numbers.no, at: now });
+                let growth = growth.or_insert(LaneGrowth { members: 0, first: numbers.no, at: now, last_event: 0 });
                 growth.members += 1;
+                growth.last_event = growth.last_event.max(numbers.event);
                 growth.members
             }
         };
@@ -291,8 +311,7 @@ impl AcceptBatch {
         let (lanes, deliveries) = (self.lane_batch(), self.delivery_batch());
         let ids: IdBatch = ids.iter().cloned().collect();
         let stored = self.stored.iter();
-        let stored: StoredBatch =
-            stored.map(|((tenant, day), bytes)| StoredDay { tenant: *tenant, day: *day, bytes: *bytes }).collect();
+        let stored: StoredBatch = stored.map(|((tenant, day), usage)| usage.row(*tenant, *day)).collect();
         let parameters = [
             vec![bound(&version), bound(&node)],
             self.event_keys.parameters(),
@@ -315,6 +334,7 @@ impl AcceptBatch {
             members: growth.members,
             first: growth.first,
             at: growth.at,
+            last_event: growth.last_event,
         };
         self.lanes.iter().map(grown).collect()
     }

@@ -28,7 +28,7 @@ use crate::store::stored_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, MissingResource, PageRequest, Result, TokenScope};
 
 /// The tables that a token is read from.
-const TOKENS: &str = "FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
+pub const TOKENS: &str = "FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
 
 row! {
     /// A token that was created or revoked.
@@ -63,7 +63,7 @@ pub async fn record(tx: &PgTransaction, by: &Initiator, tenant: i64, audited: &A
 
 /// Returns the tenant number that an action is recorded under: the tenant's
 /// own, or that of the system tenant for what concerns the gateway itself.
-async fn audit_tenant(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
+pub async fn audit_tenant(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
     match tenant {
         Some(tenant) => Ok(tenant),
         None => Ok(tx.query_opt(SYSTEM, bind![TenantId::SYSTEM]).await?.map_or(0, |row| row.get(0))),
@@ -83,11 +83,12 @@ impl UnitOfWork<'_> {
 }
 
 /// Returns the id at which the last page of a list ended.
-fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
+pub fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::InvalidCursor)).transpose()
 }
 
-fn one_more(page: &PageRequest) -> i64 {
+/// Returns how many rows to read, so that it shows whether a next page exists.
+pub fn one_more(page: &PageRequest) -> i64 {
     i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
 }
 
@@ -146,7 +147,7 @@ impl AccessStore for PostgresStore {
             let sql = format!(
                 "UPDATE posthaste.tokens u SET deleted_at = $4, version = $5
                  FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant
-                 WHERE u.id = $1 AND k.id = $1 AND {IN_SCOPE} AND u.deleted_at IS NULL
+                 WHERE u.id = $1 AND k.id = $1 AND k.kind = 0 AND {IN_SCOPE} AND u.deleted_at IS NULL
                  RETURNING t.no, t.id"
             );
             let (tenant, with_gateways) = scope.columns();
@@ -178,7 +179,7 @@ impl AccessStore for PostgresStore {
     async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         let below = page_end::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
-            "SELECT {} {TOKENS} WHERE k.id < $1 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+            "SELECT {} {TOKENS} WHERE k.id < $1 AND k.kind = 0 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
              ORDER BY k.id DESC LIMIT $4",
             TokenColumns::COLUMNS
         );

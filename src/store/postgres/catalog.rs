@@ -6,6 +6,7 @@
 //! A node that was frozen or cut off notices at its next accept that its
 //! version is not the catalog's.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::sync::oneshot;
 use super::access::record;
 use super::catalog_cache::VersionLock;
 use super::changed_rows::CatalogChanges;
+use super::deleted_tenant::{delete_content, open_purge};
 use super::endpoint::{self, insert_secret, store_health};
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
@@ -30,6 +32,7 @@ use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::store::catalog_columns::TenantColumns;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::jobs::still_purged;
 use crate::store::row::PostgresColumns;
 use crate::store::stored_json::to_json;
 use crate::store::{
@@ -156,6 +159,10 @@ impl Catalog for PostgresStore {
         self.shared.index().endpoint(id)
     }
 
+    fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.shared.index().self_test_endpoints()
+    }
+
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.shared.index().endpoints(tenant)
     }
@@ -184,8 +191,14 @@ impl Catalog for PostgresStore {
             tenants.iter().map(|id| (index.tenant_no(id), index.usage(id).unwrap_or_default())).collect()
         };
         let stored = stored_bytes::bytes_of(&self.shared, known.iter().filter_map(|(no, _)| *no).collect()).await?;
-        let bytes = |no: Option<i64>| no.and_then(|no| stored.get(&no).copied()).unwrap_or(0);
-        Ok(known.into_iter().map(|(no, usage)| TenantUsage { stored_bytes: bytes(no), ..usage }).collect())
+        let running = super::jobs::running(&self.shared).await?;
+        let of = |counts: &HashMap<i64, u64>, no: Option<i64>| no.and_then(|no| counts.get(&no).copied()).unwrap_or(0);
+        let usage = |(no, usage): (Option<i64>, TenantUsage)| TenantUsage {
+            stored_bytes: of(&stored, no),
+            jobs_running: of(&running, no),
+            ..usage
+        };
+        Ok(known.into_iter().map(usage).collect())
     }
 
     fn stored_in_all(&self) -> u64 {
@@ -212,7 +225,11 @@ impl Catalog for PostgresStore {
         self.change_catalog(async move |work| {
             let (defaults, quota, limits) =
                 (to_json(&tenant.defaults), to_json(&tenant.quota), to_json(&tenant.limits));
+            let retention = to_json(&tenant.retention);
             let version = work.bump_catalog_version().await?;
+            if let Some(job) = open_purge(work.tx, &tenant.id).await? {
+                return Err(still_purged(&tenant.id, job));
+            }
             let columns = TenantColumns::COLUMNS;
             let sql = format!("SELECT {columns} FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL");
             let before = work.tx.query_opt(&sql, bind![tenant.id.as_str()]).await?;
@@ -224,19 +241,16 @@ impl Catalog for PostgresStore {
                         .changing(differing(&before.fields(), &tenant.fields()))
                 }
             };
-            let sql = "INSERT INTO posthaste.tenants (id, name, defaults, quota, limits, created_at, version)
-                       VALUES ($1, $2, $3, $4, $5, $6, $7)
+            let sql =
+                "INSERT INTO posthaste.tenants (id, name, defaults, quota, limits, created_at, version, retention)
+                       VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
                        ON CONFLICT (id) WHERE deleted_at IS NULL DO UPDATE SET
                            name = excluded.name, defaults = excluded.defaults, quota = excluded.quota,
-                           limits = excluded.limits, version = excluded.version
+                           limits = excluded.limits, version = excluded.version, retention = excluded.retention
                        RETURNING no, created_at";
-            let row = &work
-                .tx
-                .query(
-                    sql,
-                    bind![tenant.id.as_str(), tenant.name, defaults, quota, limits, millis(tenant.created_at), version],
-                )
-                .await?[0];
+            let (id, created_at) = (tenant.id.as_str(), millis(tenant.created_at));
+            let bound = bind![id, tenant.name, defaults, quota, limits, created_at, version, retention];
+            let row = &work.tx.query(sql, bound).await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
             record(work.tx, by, no, &audited).await?;
             let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });
@@ -255,19 +269,7 @@ impl Catalog for PostgresStore {
                        WHERE id = $1 AND deleted_at IS NULL RETURNING no";
             let row = work.tx.query_opt(sql, bind![id.as_str(), millis(now), version]).await?;
             let no: i64 = row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0);
-            for table in ["secrets", "milestones", "health"] {
-                let sql = format!(
-                    "DELETE FROM posthaste.{table}
-                     WHERE endpoint IN (SELECT no FROM posthaste.endpoints WHERE tenant = $1)"
-                );
-                work.tx.execute(&sql, bind![no]).await?;
-            }
-            let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3
-                       WHERE tenant = $1 AND deleted_at IS NULL";
-            work.tx.execute(sql, bind![no, millis(now), version]).await?;
-            let sql = "UPDATE posthaste.tokens SET deleted_at = $2, version = $3
-                       WHERE tenant = $1 AND deleted_at IS NULL";
-            work.tx.execute(sql, bind![no, millis(now), version]).await?;
+            delete_content(work.tx, no, millis(now), version).await?;
             record(work.tx, by, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id)).await?;
             work.after_commit(move |index| index.remove_tenant(&id));
             Ok(())
@@ -321,7 +323,7 @@ impl Catalog for PostgresStore {
             let (no, _) = known.ok_or(Error::NotFound(MissingResource::Endpoint))?;
             let version = work.bump_catalog_version().await?;
             // A deleted endpoint needs its secrets no more.
-            for table in ["secrets", "milestones", "health"] {
+            for table in ["secrets", "endpoint_events", "health"] {
                 let sql = format!("DELETE FROM posthaste.{table} WHERE endpoint = $1");
                 work.tx.execute(&sql, bind![no]).await?;
             }

@@ -13,7 +13,7 @@ use super::lane::{plan_step, take_step};
 use super::locked_delivery::LockedDelivery;
 use super::rows::{at, cause_code, delivery_no, millis};
 use super::transaction::bind;
-use super::unit_of_work::{CommitEffects, UnitOfWork};
+use super::unit_of_work::{UnitOfWork, in_transaction};
 use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
@@ -30,21 +30,8 @@ pub async fn change(
     change: DeliveryChange,
     now: Timestamp,
 ) -> Result<DeliveryChanged> {
-    let tx = shared.begin().await?;
-    let mut work = UnitOfWork::new(shared, &tx);
-    let changed = make(&mut work, by, tenant, id, (change, ChangeCondition::default()), now).await;
-    let effects: CommitEffects = work.end();
-    match changed {
-        Ok(changed) => {
-            tx.commit().await?;
-            shared.adopt(effects).await;
-            Ok(changed)
-        }
-        Err(refused) => {
-            tx.roll_back().await;
-            Err(refused)
-        }
-    }
+    in_transaction(shared, async |work| make(work, by, tenant, id, (change, ChangeCondition::default()), now).await)
+        .await
 }
 
 /// Makes the change in an open transaction. A refusal has written nothing.

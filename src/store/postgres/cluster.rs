@@ -11,6 +11,7 @@ use super::transaction::{bind, with_timeout};
 use super::{PostgresStore, live_status};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Lease, Shard};
+use crate::store::seal::Seal;
 use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, Result, ShardState, StoreStatus};
 
 /// Interval at which a node looks for the answer to its question.
@@ -34,7 +35,7 @@ impl Cluster for PostgresStore {
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
         let client = self.shared.connection().await?;
         let shard = i16::from(Shard::of(tenant, endpoint).0);
-        let sql = "INSERT INTO posthaste.calls (node, question)
+        let sql = "INSERT INTO posthaste.node_questions (node, question)
                    SELECT node, $2 FROM posthaste.shards WHERE shard = $1 AND node IS NOT NULL AND node <> $3
                    RETURNING no, node";
         let asked =
@@ -43,7 +44,7 @@ impl Cluster for PostgresStore {
         let (no, node): (i64, i64) = (asked.get(0), asked.get(1));
         let sql = "SELECT c.answer, EXISTS (SELECT FROM posthaste.nodes n JOIN posthaste.shards s ON s.node = n.id
                                             WHERE n.id = $2 AND s.shard = $3 AND n.lease_until > clock_timestamp())
-                   FROM posthaste.calls c WHERE c.no = $1";
+                   FROM posthaste.node_questions c WHERE c.no = $1";
         let answer = loop {
             let row = with_timeout(client.query_typed_opt(sql, bind![no, node, shard])).await?;
             let Some(row) = row else { break None };
@@ -57,18 +58,18 @@ impl Cluster for PostgresStore {
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
-        with_timeout(client.execute_typed("DELETE FROM posthaste.calls WHERE no = $1", bind![no])).await?;
+        with_timeout(client.execute_typed("DELETE FROM posthaste.node_questions WHERE no = $1", bind![no])).await?;
         Ok(answer)
     }
 
     async fn ask_nodes(&self, question: String, wait: Duration) -> Result<Vec<String>> {
         let client = self.shared.connection().await?;
-        let sql = "INSERT INTO posthaste.calls (node, question)
+        let sql = "INSERT INTO posthaste.node_questions (node, question)
                    SELECT id, $1 FROM posthaste.nodes WHERE id <> $2 AND lease_until > clock_timestamp() RETURNING no";
         let asked = with_timeout(client.query_typed(sql, bind![question, self.shared.shard_leases.node()])).await?;
         let asked: Vec<i64> = asked.iter().map(|row| row.get(0)).collect();
         let until = Instant::now() + wait;
-        let sql = "SELECT answer FROM posthaste.calls WHERE no = ANY($1) AND answer IS NOT NULL";
+        let sql = "SELECT answer FROM posthaste.node_questions WHERE no = ANY($1) AND answer IS NOT NULL";
         let answers = loop {
             let rows = with_timeout(client.query_typed(sql, bind![asked.clone()])).await?;
             if rows.len() == asked.len() || Instant::now() >= until {
@@ -76,8 +77,19 @@ impl Cluster for PostgresStore {
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
-        with_timeout(client.execute_typed("DELETE FROM posthaste.calls WHERE no = ANY($1)", bind![asked])).await?;
+        with_timeout(client.execute_typed("DELETE FROM posthaste.node_questions WHERE no = ANY($1)", bind![asked]))
+            .await?;
         Ok(answers)
+    }
+
+    fn holds_key(&self, check: &str) -> bool {
+        self.shared.options.seal.learn(check)
+    }
+
+    fn drop_old_key(&self, check: &str) -> bool {
+        let seal = &self.shared.options.seal;
+        let used = seal.use_key(check).is_ok();
+        used && seal.file().is_none_or(|file| Seal::end_rotation_to(file, check).is_ok())
     }
 
     async fn publish_status(&self, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) -> Result<()> {

@@ -28,7 +28,7 @@ impl Default for ClusterNotifier {
 }
 
 impl ClusterNotifier {
-    /// Reports an event. After the lifecycle's end nobody hears it.
+    /// Reports an event. After the lifecycle's end nothing receives it.
     pub fn send(&self, event: ClusterEvent) {
         let _ = self.events.send(event);
     }

@@ -1,8 +1,8 @@
-//! Folds the changes of the number of dead letters.
+//! Merges the changes of the number of dead letters into the counts.
 //!
 //! Triggers of the table `dead` write the changes, in the transaction that
-//! changes it (migration 6). The owner of the first shard folds them, so that
-//! what a read adds up stays small.
+//! changes it (migration 6). The owner of the first shard merges them, so
+//! that what a read adds up stays small.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,40 +16,42 @@ use super::transaction::bind;
 use crate::model::shard::Shard;
 use crate::store::Result;
 
-/// Interval at which changes are folded.
+/// Interval at which changes are merged.
 const EVERY: Duration = Duration::from_secs(5);
-/// Number of changes that one transaction folds.
+/// Number of changes that one transaction merges.
 const STEP: i64 = 10_000;
 
-/// Starts to fold changes in the background.
+/// Starts to merge changes in the background.
 pub fn start(shared: &Arc<PostgresState>) -> JoinHandle<()> {
     let shared = shared.clone();
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(EVERY).await;
             if shared.shard_leases.holds(Shard(0))
-                && let Err(problem) = fold_all(&shared).await
+                && let Err(problem) = merge_all(&shared).await
             {
-                debug!("changes of the number of dead letters could not be folded; they are folded later: {problem}");
+                debug!(
+                    "changes of the number of dead letters were not merged into the counts; trying again soon: {problem}"
+                );
             }
         }
     })
 }
 
-/// Folds all changes that are there.
-pub async fn fold_all(shared: &PostgresState) -> Result<()> {
-    let has_changes = "SELECT 1 FROM posthaste.dead_changes LIMIT 1";
+/// Merges all changes that are there.
+pub async fn merge_all(shared: &PostgresState) -> Result<()> {
+    let has_changes = "SELECT 1 FROM posthaste.dead_letter_count_changes LIMIT 1";
     if read_one(shared, has_changes, &[]).await?.is_none() {
         return Ok(());
     }
     loop {
         let tx = shared.begin().await?;
-        let folded: i64 = tx.query(include_str!("sql/fold_dead.sql"), bind![STEP]).await?[0].get(0);
-        if folded < STEP {
-            tx.execute("DELETE FROM posthaste.dead_tally WHERE count = 0", &[]).await?;
+        let merged: i64 = tx.query(include_str!("sql/merge_dead_letter_counts.sql"), bind![STEP]).await?[0].get(0);
+        if merged < STEP {
+            tx.execute("DELETE FROM posthaste.dead_letter_counts WHERE count = 0", &[]).await?;
         }
         tx.commit().await?;
-        if folded < STEP {
+        if merged < STEP {
             return Ok(());
         }
     }

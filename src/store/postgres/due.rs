@@ -10,6 +10,7 @@ use super::rows::{FORMAT_CODE_MAX, at, delivery_id, millis};
 use super::stored_function::{IN_ORDER, NamedSql, StoredFunction};
 use super::transaction::{bind, with_timeout};
 use crate::model::id::EndpointId;
+use crate::model::id_map::IdMap;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::{DuePage, DueQuery, Result};
 use jiff::Timestamp;
@@ -190,7 +191,7 @@ pub static OLDEST_DUE: LazyLock<StoredFunction> = LazyLock::new(|| {
 /// counts of endpoints that are not this node's to 0. It runs beside the
 /// membership loop: with millions waiting it takes longer than a lease may go
 /// without being renewed.
-pub async fn recount(shared: &PostgresState, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
+pub async fn recount(shared: &PostgresState, shards: Vec<i16>, before: Option<IdMap<i64, u64>>) -> Result<()> {
     let counted = count_waiting(shared, shards.clone()).await?;
     let shards: HashSet<i16> = shards.into_iter().collect();
     shared.index_mut().recount(&counted, before.as_ref(), |shard| {

@@ -70,8 +70,11 @@ pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i6
     };
     let seal = &work.shared.options.seal;
     let (no, endpoint) = (row.endpoint.no, row.endpoint(seal)?);
-    let ceiling = work.shared.index().tenant(&endpoint.tenant).map(|tenant| tenant.limits.endpoint);
-    let mut endpoint = endpoint.below(ceiling.unwrap_or_default());
+    let tenant = work.shared.index().tenant(&endpoint.tenant);
+    let mut endpoint = match tenant {
+        Some(tenant) => endpoint.under(tenant.limits.endpoint, &tenant.defaults),
+        None => endpoint,
+    };
     let sql = format!(
         "SELECT {} FROM posthaste.secrets s WHERE s.endpoint = $1 ORDER BY s.created_at DESC, s.id DESC",
         SecretColumns::COLUMNS
@@ -85,6 +88,7 @@ pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i6
 /// Inserts the row of a new endpoint, and returns its number; none if it has no
 /// tenant.
 pub async fn insert(work: &UnitOfWork<'_>, endpoint: &Endpoint, version: i64) -> Result<Option<i64>> {
+    work.follow_master_key().await?;
     let columns = changeable_columns(work.shared, endpoint, version)
         .set("id", endpoint.id)
         .set("shard", i16::from(Shard::of(&endpoint.tenant, endpoint.id).0))
@@ -105,8 +109,8 @@ fn changeable_columns(shared: &PostgresState, endpoint: &Endpoint, version: i64)
     ColumnValues::default()
         .set("settings", seal_settings(shared, endpoint))
         .set("urls", seal_urls(shared, endpoint))
-        .set("standing", to_json(&endpoint.status))
-        .set("skips", endpoint.settings.on_dead == OnDead::Skip)
+        .set("status", to_json(&endpoint.status))
+        .set("skips_dead", endpoint.settings.on_dead == OnDead::Skip)
         .set("quiet_until", endpoint.quiet_until.map(millis))
         .set("mailed_at", endpoint.mailed_at.map(millis))
         .set("updated_at", millis(endpoint.updated_at))
@@ -116,6 +120,7 @@ fn changeable_columns(shared: &PostgresState, endpoint: &Endpoint, version: i64)
 /// Writes an endpoint back, and puts it into the index after the commit.
 async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let version = work.bump_catalog_version().await?;
+    work.follow_master_key().await?;
     let columns = changeable_columns(work.shared, &endpoint, version);
     let sql = format!("UPDATE posthaste.endpoints SET {} WHERE no = {}", columns.assignments(), columns.mark(1));
     work.tx.execute(&sql, &columns.parameters(bind![no])).await?;
@@ -181,6 +186,7 @@ pub async fn change(
 
 /// Seals a secret and inserts it.
 pub async fn insert_secret(work: &UnitOfWork<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
+    work.follow_master_key().await?;
     let sealed = work.shared.options.seal.seal(&about_secret(endpoint), &secret.to_stored());
     let sql =
         "INSERT INTO posthaste.secrets (id, endpoint, sealed, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)";

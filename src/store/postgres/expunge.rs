@@ -45,10 +45,14 @@ pub async fn expunge(shared: &Arc<PostgresState>, by: &Initiator, tenant: &Tenan
 /// Deletes the data and the answers. Returns the number of bytes deleted, or
 /// `None` if a delivery waits.
 async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Option<i64>> {
+    let sql = "SELECT delivery FROM posthaste.backfilled WHERE event = $1";
+    let others: Vec<i64> = tx.query(sql, bind![no]).await?.iter().map(|row| row.get(0)).collect();
     let mut answers = Vec::new();
     for table in ["dead", "finished"] {
-        let sql = format!("SELECT no, last FROM posthaste.{table} WHERE no >= $1 AND no < $2 ORDER BY no FOR UPDATE");
-        let rows = tx.query(&sql, bind![first, below]).await?;
+        let sql = format!(
+            "SELECT no, last_attempt FROM posthaste.{table} WHERE no >= $1 AND no < $2 OR no = ANY ($3) ORDER BY no FOR UPDATE"
+        );
+        let rows = tx.query(&sql, bind![first, below, others]).await?;
         answers.extend(
             rows.iter().filter_map(|row| Some((table, row.get::<_, i64>(0), row.get::<_, Option<String>>(1)?))),
         );
@@ -58,18 +62,20 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
     // Deliveries that wait for a deleted endpoint count as cancelled, even
     // before the sweep has changed their rows.
     let sql = "SELECT EXISTS (SELECT 1 FROM posthaste.queue q JOIN posthaste.endpoints p ON p.no = q.endpoint
-               WHERE q.no >= $1 AND q.no < $2 AND p.deleted_at IS NULL)";
-    if tx.query(sql, bind![first, below]).await?[0].get(0) {
+               WHERE (q.no >= $1 AND q.no < $2 OR q.no IN (SELECT delivery FROM posthaste.backfilled WHERE event = $3))
+                 AND p.deleted_at IS NULL)";
+    if tx.query(sql, bind![first, below, no]).await?[0].get(0) {
         return Ok(None);
     }
     tx.execute("UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = $1", bind![no, EXPUNGED as i16])
         .await?;
     for (table, delivery, record) in answers {
-        let sql = format!("UPDATE posthaste.{table} SET last = $2 WHERE no = $1");
+        let sql = format!("UPDATE posthaste.{table} SET last_attempt = $2 WHERE no = $1");
         tx.execute(&sql, bind![delivery, unanswered(&record)?]).await?;
     }
-    let sql = "SELECT delivery, number, record FROM posthaste.attempts WHERE delivery >= $1 AND delivery < $2";
-    for row in tx.query(sql, bind![first, below]).await? {
+    let sql = "SELECT delivery, number, record FROM posthaste.attempts
+               WHERE delivery >= $1 AND delivery < $2 OR delivery = ANY ($3)";
+    for row in tx.query(sql, bind![first, below, others]).await? {
         let (delivery, number): (i64, i32) = (row.get("delivery"), row.get("number"));
         let sql = "UPDATE posthaste.attempts SET record = $3 WHERE delivery = $1 AND number = $2";
         tx.execute(sql, bind![delivery, number, unanswered(row.get("record"))?]).await?;

@@ -23,9 +23,9 @@ use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_json::from_json;
-use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result, ScannedPage};
+use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, LongRetries, PageRequest, Result};
 
-pub use deliveries::candidates;
+pub use deliveries::{candidates, candidates_by_id};
 pub use events::PostgresEventRecordColumns;
 use walk::number_at;
 
@@ -33,6 +33,7 @@ mod by_finish;
 mod dead_groups;
 mod deliveries;
 mod events;
+mod long_retries;
 pub mod walk;
 
 /// Largest number of rows that one page reads.
@@ -54,10 +55,11 @@ impl History for PostgresStore {
     }
 
     async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>> {
-        let found = find_event(&self.shared, tenant, id, "e.first_delivery, e.deliveries").await?;
+        let found = find_event(&self.shared, tenant, id, "e.first_delivery, e.deliveries, e.no").await?;
         let Some(row) = found else { return Ok(None) };
         let (first, count): (i64, i32) = (row.get(0), row.get(1));
-        deliveries::of_event(&self.shared, tenant, first..first + i64::from(count)).await.map(Some)
+        let numbers = first..first + i64::from(count);
+        deliveries::of_event(&self.shared, tenant, numbers, row.get(2)).await.map(Some)
     }
 
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
@@ -92,10 +94,10 @@ impl History for PostgresStore {
         query: DeliveryFilter,
         page: PageRequest,
     ) -> Result<ListPage<Delivery>> {
-        Ok(scanned_deliveries(&self.shared, Some(tenant), &query, &page).await?.page)
+        scanned_deliveries(&self.shared, Some(tenant), &query, &page).await
     }
 
-    async fn all_deliveries(&self, query: DeliveryFilter, page: PageRequest) -> Result<ScannedPage<Delivery>> {
+    async fn all_deliveries(&self, query: DeliveryFilter, page: PageRequest) -> Result<ListPage<Delivery>> {
         scanned_deliveries(&self.shared, None, &query, &page).await
     }
 
@@ -119,10 +121,19 @@ impl History for PostgresStore {
         attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>("record"))).map(Some)
     }
 
+    async fn long_retries(
+        &self,
+        tenant: Option<&TenantId>,
+        endpoint: Option<EndpointId>,
+        began_before: Timestamp,
+    ) -> Result<LongRetries> {
+        long_retries::count(&self.shared, tenant, endpoint, began_before).await
+    }
+
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         let below = cursor_no(&page)?;
         let Some(endpoint) = endpoint_no(&self.shared, endpoint) else {
-            return Ok(ListPage { data: Vec::new(), next: None });
+            return Ok(ListPage::empty());
         };
         let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
         let mut rows =
@@ -130,8 +141,8 @@ impl History for PostgresStore {
         let has_more = rows.len() > page.limit;
         rows.truncate(page.limit);
         let next = rows.last().filter(|_| has_more).map(|row| row.get::<_, i64>(0).to_string());
-        let data = rows.iter().map(|row| from_json("milestones.record", row.get(1)));
-        Ok(ListPage { data: data.collect::<std::result::Result<_, _>>()?, next })
+        let data = rows.iter().map(|row| from_json("endpoint_events.record", row.get(1)));
+        Ok(ListPage::of(data.collect::<std::result::Result<_, _>>()?, next))
     }
 
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
@@ -164,7 +175,7 @@ async fn scanned_deliveries(
     tenant: Option<&TenantId>,
     query: &DeliveryFilter,
     page: &PageRequest,
-) -> Result<ScannedPage<Delivery>> {
+) -> Result<ListPage<Delivery>> {
     if query.is_by_finish() {
         by_finish::list(shared, tenant, query, page).await
     } else {
@@ -227,7 +238,7 @@ async fn lanes(
     blocked_only: bool,
     page: &PageRequest,
 ) -> Result<ListPage<Lane>> {
-    let mut found = ListPage { data: Vec::new(), next: None };
+    let mut found = ListPage::empty();
     let known = shared.index().endpoint_entry(endpoint).map(|(no, endpoint)| (no, endpoint.tenant.clone()));
     let Some((endpoint, _)) = known.filter(|(_, owner)| owner == tenant) else { return Ok(found) };
     let after = page.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~')).map(str::to_owned);
@@ -311,6 +322,7 @@ mod tests {
             custom_headers: Vec::new(),
             signatures: Vec::new(),
             secret_id: None,
+            traceparent: None,
             response_headers: Vec::new(),
             response_body: body.into(),
             truncated: false,

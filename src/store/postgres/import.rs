@@ -13,7 +13,8 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
 use super::connect::{self, error_chain};
-use super::import_tables::{self, CHECKS, SourceTable, TargetTable};
+use super::import_checks::CHECKS;
+use super::import_tables::{self, SourceTable, TargetTable};
 use super::migrate;
 use crate::model::database::DatabaseUrl;
 use crate::store::embedded::store_source::{SourceRow, StoreSource};
@@ -150,7 +151,7 @@ async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()
     let sql = "SELECT (SELECT count(*) FROM posthaste.nodes WHERE lease_until > now()),
                       EXISTS (SELECT FROM posthaste.endpoints) OR EXISTS (SELECT FROM posthaste.events)
                       OR EXISTS (SELECT FROM posthaste.tokens)
-                      OR EXISTS (SELECT FROM posthaste.deliveries) OR EXISTS (SELECT FROM posthaste.ids)";
+                      OR EXISTS (SELECT FROM posthaste.deliveries) OR EXISTS (SELECT FROM posthaste.producer_ids)";
     let row = transaction.query_typed_one(sql, &[]).await.map_err(failed)?;
     let (nodes, is_used): (i64, bool) = (row.get(0), row.get(1));
     if nodes > 0 {
@@ -256,14 +257,15 @@ async fn finish(client: &mut Client, source: &StoreSource, checkpoint: &MoveChec
         moved.push((check.name, there));
     }
     // Sequences continue after the highest numbers that were moved.
-    for table in ["tenants", "endpoints", "milestones"] {
+    for table in ["tenants", "endpoints", "endpoint_events"] {
         let sql = format!(
             "SELECT setval(pg_get_serial_sequence('posthaste.{table}', 'no'), greatest(max(no), 1), max(no) IS NOT NULL)
              FROM posthaste.{table}"
         );
         transaction.batch_execute(&sql).await.map_err(failed)?;
     }
-    let analyze = "ANALYZE posthaste.events; ANALYZE posthaste.ids; ANALYZE posthaste.queue; ANALYZE posthaste.dead;
+    let analyze =
+        "ANALYZE posthaste.events; ANALYZE posthaste.producer_ids; ANALYZE posthaste.queue; ANALYZE posthaste.dead;
                    ANALYZE posthaste.finished; ANALYZE posthaste.attempts; ANALYZE posthaste.lanes";
     transaction.batch_execute(analyze).await.map_err(failed)?;
     let end = "WITH ended AS (DELETE FROM posthaste.notes WHERE name = $1)

@@ -49,23 +49,13 @@ pub struct TargetTable {
 /// The columns of an event, on both sides.
 const EVENT_COLUMNS: &str = joined!(", "; "no, tenant, first_delivery, withheld", EventRow::NAMES);
 
-/// A row count that must be the same on both sides.
-pub struct CountCheck {
-    /// Name for people: what is counted.
-    pub name: &'static str,
-    /// Query that counts in the source.
-    pub source: &'static str,
-    /// Query that counts in the target.
-    pub target: &'static str,
-}
-
 /// Lists the columns that every delivery has, whatever its state.
 macro_rules! delivery {
     ($more:literal) => {
         concat!(
             "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, ",
             "attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, ",
-            "forbidden_target, last_delay, max_age, stumbles, stumble, due_at, ",
+            "forbidden_target, last_delay, max_age, internal_errors, internal_error, due_at, ",
             $more
         )
     };
@@ -107,40 +97,54 @@ pub fn all() -> Vec<SourceTable> {
         SourceTable {
             name: "endpoints",
             select:
-                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.urls, p.standing,
-                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips,
-                            1 AS version, p.no AS endpoint, p.health,
-                            coalesce(json_extract(p.health, '$.life'), 0) AS life,
-                            coalesce(json_extract(p.health, '$.serial'), 0) AS serial
+                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.urls, p.status,
+                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips_dead,
+                            1 AS version
                      FROM endpoints p JOIN tenants t ON t.no = p.tenant WHERE p.no > ?1 ORDER BY p.no LIMIT ?2",
             begin: before_first,
             count: "SELECT count(*) FROM endpoints",
             complete: with_shard,
-            into: &[
-                TargetTable {
-                    table: "endpoints",
-                    columns: "no, id, tenant, shard, settings, urls, standing, quiet_until, mailed_at, created_at, updated_at, \
-                              deleted_at, swept_at, skips, version",
-                    on_conflict: "",
-                    takes: all_rows,
-                },
-                TargetTable { table: "health", columns: "endpoint, life, serial, health", on_conflict: "", takes: has_health },
-            ],
+            into: &[TargetTable {
+                table: "endpoints",
+                columns: "no, id, tenant, shard, settings, urls, status, quiet_until, mailed_at, created_at, updated_at, \
+                          deleted_at, swept_at, skips_dead, version",
+                on_conflict: "",
+                takes: all_rows,
+            }],
+        },
+        SourceTable {
+            name: "health of endpoints",
+            select: "SELECT no AS _1, no AS endpoint, health, json_extract(health, '$.generation') AS generation,
+                            json_extract(health, '$.version') AS version
+                     FROM endpoints WHERE no > ?1 AND health <> '{}' ORDER BY no LIMIT ?2",
+            begin: before_first,
+            count: "SELECT count(*) FROM endpoints WHERE health <> '{}'",
+            complete: unchanged,
+            into: &[TargetTable { table: "health", columns: "endpoint, generation, version, health", on_conflict: "", takes: all_rows }],
         },
         SourceTable {
             name: "tokens",
             select: "SELECT rowid AS _1, lower(hex(id)) AS id, tenant, name, rights, '\\x' || lower(hex(hash)) AS hash,
-                            created_at, expires_at, used_at, 1 AS version
+                            created_at, expires_at, used_at, kind, sign_in, 1 AS version
                      FROM tokens WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
             begin: before_first,
             count: "SELECT count(*) FROM tokens",
             complete: unchanged,
             into: &[TargetTable {
                 table: "tokens",
-                columns: "id, tenant, name, rights, hash, created_at, expires_at, used_at, version",
+                columns: "id, tenant, name, rights, hash, created_at, expires_at, used_at, kind, sign_in, version",
                 on_conflict: "",
                 takes: all_rows,
             }],
+        },
+        SourceTable {
+            name: "looks of portals",
+            select: "SELECT tenant AS _1, tenant, theme, iif(logo IS NULL, NULL, '\\x' || lower(hex(logo))) AS logo
+                     FROM portals WHERE tenant > ?1 ORDER BY tenant LIMIT ?2",
+            begin: before_first,
+            count: "SELECT count(*) FROM portals",
+            complete: unchanged,
+            into: &[TargetTable { table: "portals", columns: "tenant, theme, logo", on_conflict: "", takes: all_rows }],
         },
         SourceTable {
             name: "audit log",
@@ -166,12 +170,12 @@ pub fn all() -> Vec<SourceTable> {
             }],
         },
         SourceTable {
-            name: "milestones",
-            select: "SELECT no AS _1, no, endpoint, at, record FROM milestones WHERE no > ?1 ORDER BY no LIMIT ?2",
+            name: "events of endpoints",
+            select: "SELECT no AS _1, no, endpoint, at, record FROM endpoint_events WHERE no > ?1 ORDER BY no LIMIT ?2",
             begin: before_first,
-            count: "SELECT count(*) FROM milestones",
+            count: "SELECT count(*) FROM endpoint_events",
             complete: unchanged,
-            into: &[TargetTable { table: "milestones", columns: "no, endpoint, at, record", on_conflict: "", takes: all_rows }],
+            into: &[TargetTable { table: "endpoint_events", columns: "no, endpoint, at, record", on_conflict: "", takes: all_rows }],
         },
         SourceTable {
             name: "events",
@@ -192,7 +196,7 @@ pub fn all() -> Vec<SourceTable> {
                     takes: all_rows,
                 },
                 TargetTable {
-                    table: "ids",
+                    table: "producer_ids",
                     columns: "tenant, id, event, fingerprint, accepted_at, deliveries",
                     on_conflict: "",
                     takes: all_rows,
@@ -203,13 +207,76 @@ pub fn all() -> Vec<SourceTable> {
             name: "figures of what is stored",
             // Moved events belong to no day of the target.
             select: "SELECT tenant AS _1, tenant, 0 AS day, 0 AS node, sum(bytes) AS bytes
-                     FROM stored WHERE tenant > ?1 GROUP BY tenant ORDER BY tenant LIMIT ?2",
+                     FROM stored_bytes WHERE tenant > ?1 GROUP BY tenant ORDER BY tenant LIMIT ?2",
             begin: before_first,
-            count: "SELECT count(DISTINCT tenant) FROM stored",
+            count: "SELECT count(DISTINCT tenant) FROM stored_bytes",
             complete: unchanged,
-            into: &[TargetTable { table: "stored", columns: "tenant, day, node, bytes", on_conflict: "", takes: all_rows }],
+            into: &[TargetTable { table: "stored_bytes", columns: "tenant, day, node, bytes", on_conflict: "", takes: all_rows }],
+        },
+        SourceTable {
+            name: "usage by day",
+            select: "SELECT (tenant << 20) | day AS _1, tenant, day, 0 AS node, 0 AS bytes, events, deliveries, data_bytes
+                     FROM stored_bytes WHERE ((tenant << 20) | day) > ?1 AND events > 0 ORDER BY 1 LIMIT ?2",
+            begin: before_first,
+            count: "SELECT count(*) FROM stored_bytes WHERE events > 0",
+            complete: unchanged,
+            into: &[TargetTable {
+                table: "stored_bytes",
+                columns: "tenant, day, node, bytes, events, deliveries, data_bytes",
+                on_conflict: "",
+                takes: all_rows,
+            }],
         },
         deliveries(),
+        SourceTable {
+            name: "backfilled deliveries",
+            select: "SELECT event AS _1, endpoint AS _2, event, endpoint, delivery FROM backfilled
+                     WHERE (event, endpoint) > (?1, ?2) ORDER BY event, endpoint LIMIT ?3",
+            begin: || vec![0.into(), 0.into()],
+            count: "SELECT count(*) FROM backfilled",
+            complete: unchanged,
+            into: &[TargetTable {
+                table: "backfilled",
+                columns: "event, endpoint, delivery",
+                on_conflict: "",
+                takes: all_rows,
+            }],
+        },
+        jobs(),
+        job_parts(),
+        SourceTable {
+            name: "deliveries that jobs follow",
+            select: "SELECT lower(hex(job)) AS _1, lower(hex(endpoint)) AS _2, lower(hex(delivery)) AS _3,
+                            lower(hex(job)) AS job, lower(hex(endpoint)) AS endpoint, lower(hex(delivery)) AS delivery
+                     FROM job_waiting WHERE (job, endpoint, delivery) > (unhex(?1), unhex(?2), unhex(?3))
+                     ORDER BY job, endpoint, delivery LIMIT ?4",
+            begin: || vec!["".into(), "".into(), "".into()],
+            count: "SELECT count(*) FROM job_waiting",
+            complete: unchanged,
+            into: &[TargetTable {
+                table: "job_waiting",
+                columns: "job, endpoint, delivery",
+                on_conflict: "",
+                takes: all_rows,
+            }],
+        },
+        SourceTable {
+            name: "deliveries that jobs hold back",
+            select: "SELECT lower(hex(job)) AS _1, lower(hex(endpoint)) AS _2, lane AS _3, lower(hex(delivery)) AS _4,
+                            lower(hex(job)) AS job, lower(hex(endpoint)) AS endpoint, lane,
+                            lower(hex(delivery)) AS delivery
+                     FROM job_held WHERE (job, endpoint, lane, delivery) > (unhex(?1), unhex(?2), ?3, unhex(?4))
+                     ORDER BY job, endpoint, lane, delivery LIMIT ?5",
+            begin: || vec!["".into(), "".into(), "".into(), "".into()],
+            count: "SELECT count(*) FROM job_held",
+            complete: unchanged,
+            into: &[TargetTable {
+                table: "job_held",
+                columns: "job, endpoint, lane, delivery",
+                on_conflict: "",
+                takes: all_rows,
+            }],
+        },
         SourceTable {
             name: "attempts",
             // The last attempt of a finished delivery is in the delivery's row.
@@ -229,14 +296,29 @@ pub fn all() -> Vec<SourceTable> {
         },
         SourceTable {
             name: "lanes",
-            select: "SELECT endpoint AS _1, lane AS _2, endpoint, lane, last_seq, head, head_since, touched_at
+            select: "SELECT endpoint AS _1, lane AS _2, endpoint, lane, last_seq, head, head_since, touched_at, last_event
                      FROM lanes WHERE (endpoint, lane) > (?1, ?2) ORDER BY endpoint, lane LIMIT ?3",
             begin: || vec![0.into(), "".into()],
             count: "SELECT count(*) FROM lanes",
             complete: unchanged,
             into: &[TargetTable {
                 table: "lanes",
-                columns: "endpoint, lane, last_seq, head, head_since, touched_at",
+                columns: "endpoint, lane, last_seq, head, head_since, touched_at, last_event",
+                on_conflict: "",
+                takes: all_rows,
+            }],
+        },
+        // After the lanes: one that is created must start above its floor.
+        SourceTable {
+            name: "floors of sequence numbers",
+            select:
+                "SELECT endpoint AS _1, endpoint, floor FROM seq_floors WHERE endpoint > ?1 ORDER BY endpoint LIMIT ?2",
+            begin: before_first,
+            count: "SELECT count(*) FROM seq_floors",
+            complete: unchanged,
+            into: &[TargetTable {
+                table: "seq_floors",
+                columns: "endpoint, floor",
                 on_conflict: "",
                 takes: all_rows,
             }],
@@ -244,19 +326,56 @@ pub fn all() -> Vec<SourceTable> {
     ]
 }
 
+fn jobs() -> SourceTable {
+    SourceTable {
+        name: "jobs",
+        select: "SELECT lower(hex(id)) AS _1, lower(hex(id)) AS id, tenant, state, spec, created_at, finished_at, error
+                 FROM jobs WHERE id > unhex(?1) ORDER BY id LIMIT ?2",
+        begin: || vec!["".into()],
+        count: "SELECT count(*) FROM jobs",
+        complete: unchanged,
+        into: &[TargetTable {
+            table: "jobs",
+            columns: "id, tenant, state, spec, created_at, finished_at, error",
+            on_conflict: "",
+            takes: all_rows,
+        }],
+    }
+}
+
+fn job_parts() -> SourceTable {
+    SourceTable {
+        name: "parts of jobs",
+        select: "SELECT lower(hex(w.job)) AS _1, lower(hex(w.endpoint)) AS _2, lower(hex(w.job)) AS job, w.tenant,
+                        coalesce(w.tenant, t.id) AS _tenant, lower(hex(w.endpoint)) AS id,
+                        lower(hex(w.endpoint)) AS endpoint, CASE WHEN w.after IS NOT NULL THEN lower(hex(w.after)) END AS after, w.is_read, w.is_done, w.counts
+                 FROM job_parts w JOIN jobs j ON j.id = w.job JOIN tenants t ON t.no = j.tenant
+                 WHERE (w.job, w.endpoint) > (unhex(?1), unhex(?2)) ORDER BY w.job, w.endpoint LIMIT ?3",
+        begin: || vec!["".into(), "".into()],
+        count: "SELECT count(*) FROM job_parts",
+        complete: with_shard,
+        into: &[TargetTable {
+            table: "job_parts",
+            columns: "job, tenant, endpoint, shard, after, is_read, is_done, counts",
+            on_conflict: "",
+            takes: all_rows,
+        }],
+    }
+}
+
 fn deliveries() -> SourceTable {
-    const WAITING: &str = delivery!("behind, look_at, urgent, origin");
-    const OVER: &str = delivery!("last, state, cause, finished_at");
+    const WAITING: &str = delivery!("behind, expiry_check_at, urgent, origin");
+    const OVER: &str = delivery!("last_attempt, state, cause, finished_at");
     SourceTable {
         name: "deliveries",
         select: "SELECT d.no AS _1, d.no, d.tenant, t.id AS _tenant, d.endpoint, lower(hex(p.id)) AS id, d.event,
                         d.created_at, d.format, d.lane, d.seq, d.passed, d.expires_at, d.replayed_at, d.attempts,
                         d.attempts_before, d.first_attempt_at, d.age_from, d.held_before, d.not_found, d.no_such_name,
-                        d.forbidden_target, d.last_delay, d.max_age, d.stumbles, d.stumble, d.due_at, d.behind,
-                        d.look_at, d.urgent, 0 AS origin, d.state, d.cause, d.finished_at,
+                        d.forbidden_target, d.last_delay, d.max_age, d.internal_errors, d.internal_error, d.due_at, d.behind,
+                        d.expiry_check_at, d.urgent, 0 AS origin, d.state, d.cause, d.finished_at,
                         CASE WHEN d.state <> 0 THEN
                             (SELECT a.record FROM attempts a WHERE a.no > d.no << 20 AND a.no <= (d.no << 20 | 0xfffff)
-                             ORDER BY a.no DESC LIMIT 1) END AS last
+                             ORDER BY a.no DESC LIMIT 1) END AS last_attempt
                  FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = p.tenant
                  WHERE d.no > ?1 ORDER BY d.no LIMIT ?2",
         begin: before_first,
@@ -275,77 +394,6 @@ fn deliveries() -> SourceTable {
     }
 }
 
-/// Counts that are compared once everything is moved.
-pub const CHECKS: &[CountCheck] = &[
-    CountCheck {
-        name: "tenants",
-        source: "SELECT count(*) FROM tenants",
-        target: "SELECT count(*) FROM posthaste.tenants",
-    },
-    CountCheck {
-        name: "endpoints",
-        source: "SELECT count(*) FROM endpoints",
-        target: "SELECT count(*) FROM posthaste.endpoints",
-    },
-    CountCheck {
-        name: "secrets",
-        source: "SELECT count(*) FROM secrets",
-        target: "SELECT count(*) FROM posthaste.secrets",
-    },
-    CountCheck {
-        name: "tokens",
-        source: "SELECT count(*) FROM tokens",
-        target: "SELECT count(*) FROM posthaste.tokens",
-    },
-    CountCheck {
-        name: "entries of the audit log",
-        source: "SELECT count(*) FROM audit",
-        target: "SELECT count(*) FROM posthaste.audit",
-    },
-    CountCheck {
-        name: "milestones",
-        source: "SELECT count(*) FROM milestones",
-        target: "SELECT count(*) FROM posthaste.milestones",
-    },
-    CountCheck {
-        name: "events",
-        source: "SELECT count(*) FROM events",
-        target: "SELECT count(*) FROM posthaste.events",
-    },
-    CountCheck {
-        name: "event ids",
-        source: "SELECT count(*) FROM events",
-        target: "SELECT count(*) FROM posthaste.ids",
-    },
-    CountCheck {
-        name: "waiting deliveries",
-        source: "SELECT count(*) FROM deliveries WHERE state = 0",
-        target: "SELECT count(*) FROM posthaste.queue",
-    },
-    CountCheck {
-        name: "delivered ones",
-        source: "SELECT count(*) FROM deliveries WHERE state = 1",
-        target: "SELECT count(*) FROM posthaste.finished WHERE state = 1",
-    },
-    CountCheck {
-        name: "dead letters",
-        source: "SELECT count(*) FROM deliveries WHERE state = 2",
-        target: "SELECT count(*) FROM posthaste.dead",
-    },
-    CountCheck {
-        name: "cancelled ones",
-        source: "SELECT count(*) FROM deliveries WHERE state = 3",
-        target: "SELECT count(*) FROM posthaste.finished WHERE state = 3",
-    },
-    CountCheck {
-        name: "attempts",
-        source: "SELECT count(*) FROM attempts a JOIN deliveries d ON d.no = a.no >> 20",
-        target: "SELECT (SELECT count(*) FROM posthaste.attempts) + (SELECT count(last) FROM posthaste.finished)
-                      + (SELECT count(last) FROM posthaste.dead)",
-    },
-    CountCheck { name: "lanes", source: "SELECT count(*) FROM lanes", target: "SELECT count(*) FROM posthaste.lanes" },
-];
-
 fn before_first() -> Vec<Value> {
     vec![0.into()]
 }
@@ -356,10 +404,6 @@ fn all_rows(_: &SourceRow) -> bool {
 
 fn unchanged(_: &mut SourceRow) -> Option<()> {
     Some(())
-}
-
-fn has_health(row: &SourceRow) -> bool {
-    row["health"] != "{}"
 }
 
 fn with_shard(row: &mut SourceRow) -> Option<()> {

@@ -102,7 +102,7 @@ async fn first_unpassed(tx: &PgTransaction, member: LaneMember<'_>) -> Result<Op
 /// a change of this very transaction counts, and one that is under way is
 /// waited for, or waits.
 pub async fn skips_dead(tx: &PgTransaction, endpoint: i64) -> Result<bool> {
-    let sql = "SELECT skips FROM posthaste.endpoints WHERE no = $1 FOR SHARE";
+    let sql = "SELECT skips_dead FROM posthaste.endpoints WHERE no = $1 FOR SHARE";
     let row = tx.query_opt(sql, bind![endpoint]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<bool>>(0)).unwrap_or(false))
 }

@@ -1,5 +1,7 @@
 //! Locks the row of a delivery, and moves it from table to table.
 
+use std::collections::HashMap;
+
 use super::rows::{format_of, state_code};
 use super::transaction::{PgTransaction, bind};
 use crate::model::delivery::DeliveryState;
@@ -14,9 +16,9 @@ use crate::store::stored_json::from_json;
 use crate::store::stored_value::StoredCode;
 
 /// The columns that all tables of deliveries have.
-const SHARED_COLUMNS: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
+pub const SHARED_COLUMNS: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
                     attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, \
-                    forbidden_target, last_delay, max_age, stumbles, stumble";
+                    forbidden_target, last_delay, max_age, internal_errors, internal_error";
 
 /// The number of an attempt in its record, whatever else a newer version wrote
 /// there.
@@ -46,6 +48,14 @@ impl DeliveryTable {
         }
     }
 
+    /// Returns the columns that only rows of other tables have, as they would be.
+    fn missing_columns(self) -> &'static str {
+        match self {
+            Self::Queue => ", 0::smallint AS state, NULL::smallint AS cause, NULL::text AS last_attempt",
+            Self::Dead | Self::Finished => "",
+        }
+    }
+
     /// Returns the table that holds deliveries in this state.
     pub fn of(state: DeliveryState) -> Self {
         match state {
@@ -62,10 +72,11 @@ row! {
         plan: PlanColumns = PlanColumns::COLUMNS,
         shard: i16 = "d.shard",
         tenant: i64 = "d.tenant",
+        event: i64 = "d.event",
         format: StoredCode = "d.format",
         expires_at: Option<i64> = "d.expires_at",
         /// Record of the last attempt, if the row holds it.
-        last: Option<String> = "d.last",
+        last_attempt: Option<String> = "d.last_attempt",
     }
 }
 
@@ -82,6 +93,8 @@ pub struct LockedDelivery {
     pub shard: Shard,
     /// Number of its tenant.
     pub tenant: i64,
+    /// Number of its event.
+    pub event: i64,
     /// Lane of the delivery, if it has one.
     pub lane: Option<String>,
     /// The columns that plans depend on.
@@ -89,20 +102,17 @@ pub struct LockedDelivery {
     /// Time at which its event expires for it, in milliseconds.
     pub expires_at: Option<i64>,
     id: DeliveryId,
-    last: Option<String>,
+    last_attempt: Option<String>,
 }
 
 impl LockedDelivery {
     /// Finds a delivery in any table, and locks its row.
     pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
         for table in [DeliveryTable::Queue, DeliveryTable::Dead, DeliveryTable::Finished] {
-            let waiting = match table {
-                DeliveryTable::Queue => ", 0::smallint AS state, NULL::smallint AS cause, NULL::text AS last",
-                DeliveryTable::Dead | DeliveryTable::Finished => "",
-            };
             let sql = format!(
-                "SELECT {} FROM (SELECT *{waiting} FROM {} WHERE no = $1 FOR UPDATE) d",
+                "SELECT {} FROM (SELECT *{} FROM {} WHERE no = $1 FOR UPDATE) d",
                 LockedRow::COLUMNS,
+                table.missing_columns(),
                 table.name()
             );
             if let Some(row) = tx.query_opt(&sql, bind![no]).await? {
@@ -110,6 +120,27 @@ impl LockedDelivery {
             }
         }
         Ok(None)
+    }
+
+    /// Finds those of these deliveries that are in this table, by their numbers, and
+    /// locks their rows in order. One that this version does not know is an error.
+    pub async fn find_all(
+        tx: &PgTransaction,
+        table: DeliveryTable,
+        numbers: &[i64],
+    ) -> Result<HashMap<i64, Result<Self>>> {
+        let sql = format!(
+            "SELECT d.no, {} FROM (SELECT *{} FROM {} WHERE no = ANY ($1) ORDER BY no FOR UPDATE) d",
+            LockedRow::COLUMNS,
+            table.missing_columns(),
+            table.name()
+        );
+        let rows = tx.query(&sql, bind![numbers.to_vec()]).await?;
+        let locked = |row: &tokio_postgres::Row| {
+            let no: i64 = row.get(0);
+            (no, Self::of(LockedRow::read_next(row, &mut 1), table, no))
+        };
+        Ok(rows.iter().map(locked).collect())
     }
 
     fn of(row: LockedRow, table: DeliveryTable, no: i64) -> Result<Self> {
@@ -121,11 +152,12 @@ impl LockedDelivery {
             endpoint: row.plan.endpoint,
             shard: Shard(row.shard as u8),
             tenant: row.tenant,
+            event: row.event,
             row: row.plan.row(false)?,
             expires_at: row.expires_at,
             id: row.plan.id(no),
             lane: row.plan.lane,
-            last: row.last,
+            last_attempt: row.last_attempt,
         })
     }
 
@@ -144,9 +176,17 @@ impl LockedDelivery {
     /// Moves the last attempt from the delivery's row to the table of attempts,
     /// because another one takes its place.
     pub async fn archive_last_attempt(&self, tx: &PgTransaction) -> Result<()> {
-        let Some(record) = &self.last else { return Ok(()) };
+        match self.last_attempt()? {
+            Some((number, record)) => insert_attempt(tx, self.no, number, record).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the last attempt with its number, if the delivery's row holds it.
+    pub fn last_attempt(&self) -> Result<Option<(u32, &str)>> {
+        let Some(record) = &self.last_attempt else { return Ok(None) };
         let RecordNumber { number } = from_json("attempts.record", record)?;
-        insert_attempt(tx, self.no, number, record).await
+        Ok(Some((number, record)))
     }
 
     /// Stores the record of an attempt that did not end the delivery.
@@ -154,7 +194,7 @@ impl LockedDelivery {
         match self.table {
             DeliveryTable::Queue => insert_attempt(tx, self.no, number, record).await,
             DeliveryTable::Dead | DeliveryTable::Finished => {
-                let sql = format!("UPDATE {} SET last = $2 WHERE no = $1", self.table.name());
+                let sql = format!("UPDATE {} SET last_attempt = $2 WHERE no = $1", self.table.name());
                 tx.execute(&sql, bind![self.no, record]).await.map(|_| ())
             }
         }
@@ -172,13 +212,15 @@ impl LockedDelivery {
         let record = match record {
             Some(record) => Some(record),
             None if self.table == DeliveryTable::Queue => self.take_last_attempt(tx).await?,
-            None => self.last.clone(),
+            None => self.last_attempt.clone(),
         };
         let to = DeliveryTable::of(state);
         let code = state_code(state) as i16;
         if self.table == to {
-            let sql =
-                format!("UPDATE {} SET state = $2, cause = $3, finished_at = $4, last = $5 WHERE no = $1", to.name());
+            let sql = format!(
+                "UPDATE {} SET state = $2, cause = $3, finished_at = $4, last_attempt = $5 WHERE no = $1",
+                to.name()
+            );
             return tx.execute(&sql, bind![self.no, code, cause, finished_at, record]).await.map(|_| ());
         }
         // A finished delivery never holds up its lane.
@@ -188,7 +230,7 @@ impl LockedDelivery {
         };
         let sql = format!(
             "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING {SHARED_COLUMNS}, due_at)
-             INSERT INTO {} ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last)
+             INSERT INTO {} ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last_attempt)
              SELECT {same}, due_at, $2, $3, $4, $5 FROM gone",
             self.table.name(),
             to.name()
@@ -208,7 +250,7 @@ impl LockedDelivery {
         let sql = format!(
             "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING *)
              INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
-                 expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, look_at, origin)
+                 expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, expiry_check_at, origin)
              SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
                  $3::int8, $2, attempts, attempts, first_attempt_at, $2,
                  lane IS NOT NULL AND NOT passed AND no IS DISTINCT FROM (

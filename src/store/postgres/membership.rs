@@ -189,7 +189,8 @@ impl MembershipTask {
         let node = shared.shard_leases.node();
         let shards = shared.shard_leases.numbers();
         let (end, under_way) = &self.seen;
-        let questions = "SELECT no, question FROM posthaste.calls WHERE node = $1 AND answer IS NULL ORDER BY no";
+        let questions =
+            "SELECT no, question FROM posthaste.node_questions WHERE node = $1 AND answer IS NULL ORDER BY no";
         let asked_ms = boot_ms();
         let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
         let (rows, questions) = tokio::join!(
@@ -325,7 +326,7 @@ row! {
         endpoint: EndpointId = "p.id",
         no: i64 = "p.no",
         due_at: Option<i64> = "a.due_at",
-        expiry_check_at: Option<i64> = "a.look_at",
+        expiry_check_at: Option<i64> = "a.expiry_check_at",
         count: i64 = "a.arrived",
     }
 }
@@ -353,7 +354,7 @@ async fn answer(shared: Arc<PostgresState>, no: i64, question: String) {
     if let Ok(Ok(answer)) = tokio::time::timeout(IN_FORCE, answered).await
         && let Ok(client) = shared.connection().await
     {
-        let sql = "UPDATE posthaste.calls SET answer = $2 WHERE no = $1";
+        let sql = "UPDATE posthaste.node_questions SET answer = $2 WHERE no = $1";
         if let Err(problem) = with_timeout(client.execute_typed(sql, bind![no, answer])).await {
             warn!("the answer to a question of another node could not be written: {problem}");
         }

@@ -19,7 +19,7 @@ use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
 const LOCK: i64 = 0x706f_7374_6861_7374;
 
 /// PostgreSQL 15, as `server_version_num` counts.
-const VERSION_MIN: i32 = 150_000;
+pub const VERSION_MIN: i32 = 150_000;
 
 /// Creates or migrates the schema `posthaste`. Refuses a server that is too
 /// old, a standby, a database that a newer posthaste has changed, and one that
@@ -152,7 +152,7 @@ async fn check_server(client: &Client) -> anyhow::Result<()> {
 }
 
 /// Returns warnings about server settings with which confirmed data can be lost.
-fn warnings(
+pub fn warnings(
     fsync: Option<&str>,
     full_page_writes: Option<&str>,
     synchronous_commit: Option<&str>,

@@ -42,7 +42,7 @@ row! {
     /// A delivery whose expiry is to be checked.
     postgres struct PostgresOverdueRow {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,
-        expiry_check_at: i64 = "d.look_at",
+        expiry_check_at: i64 = "d.expiry_check_at",
     }
 }
 

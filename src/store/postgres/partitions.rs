@@ -7,6 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use anyhow::Context;
+use jiff::Timestamp;
 use tracing::{debug, info, warn};
 
 use super::PostgresState;
@@ -16,7 +17,7 @@ use super::rows::millis;
 use super::stored_bytes::{self, day_of};
 use super::transaction::{PgTransaction, bind, with_timeout};
 use crate::model::named_enum::NamedEnum;
-use crate::store::{ForgottenCounts, Result, RetentionHorizon};
+use crate::store::{ForgottenCounts, Result};
 
 /// Number of days whose partitions are created ahead: a cluster that creates
 /// none for so long still has room for today.
@@ -115,15 +116,15 @@ async fn analyze(shared: &Weak<PostgresState>) {
 /// Drops whole days that are past their retention, and retains the rows that
 /// must outlive them. A day that cannot be locked at once is left for the next
 /// pass.
-pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<ForgottenCounts> {
+pub async fn drop_old(shared: &PostgresState, finished_before: Timestamp) -> Result<ForgottenCounts> {
     let mut total = ForgottenCounts::default();
-    let ended_before = millis(horizon.finished_before).saturating_sub(LATE_MS);
+    let ended_before = millis(finished_before).saturating_sub(LATE_MS);
     for row in read_rows(shared, include_str!("sql/old_days.sql"), bind![ended_before]).await? {
         let from_ms: i64 = row.get("from_ms");
         let day = PartitionDay { name: row.get("day"), from: number_at(from_ms), to: number_at(from_ms + DAY_MS) };
         let tables: Vec<PartitionedTable> =
             row.get::<_, Vec<&str>>("parents").into_iter().map(PartitionedTable::named).collect();
-        match drop_day(shared, &day, &tables, horizon).await {
+        match drop_day(shared, &day, &tables, finished_before).await {
             Ok(Some(deleted)) => {
                 total.events += deleted.events;
                 total.deliveries += deleted.deliveries;
@@ -148,7 +149,7 @@ async fn drop_day(
     shared: &PostgresState,
     day: &PartitionDay,
     tables: &[PartitionedTable],
-    horizon: &RetentionHorizon,
+    finished_before: Timestamp,
 ) -> Result<Option<ForgottenCounts>> {
     let tx = shared.begin().await?;
     // The timeout is shorter than the server's deadlock_timeout: of two that
@@ -158,7 +159,7 @@ async fn drop_day(
     let names: Vec<String> = tables.iter().map(|table| day.partition(table)).collect();
     // From here on nothing is added to the day or replayed out of it.
     run(&tx, &format!("LOCK TABLE {} IN EXCLUSIVE MODE", names.join(", "))).await?;
-    let retained = RetainedRows::find(&tx, day, horizon).await?;
+    let retained = RetainedRows::find(&tx, day, finished_before).await?;
     let (mut events, mut finished) = (0, 0);
     for table in tables {
         match table {
@@ -172,27 +173,13 @@ async fn drop_day(
         tx.roll_back().await;
         return Ok(None);
     }
-    if needs_partition {
-        for table in tables {
-            copy(&tx, day, table, &retained).await?;
-        }
-    }
-    for table in tables {
-        let partition = day.partition(table);
-        run(&tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.as_str())).await?;
-        if !needs_partition {
-            put_back(&tx, day, table, &retained).await?;
-        }
-        run(&tx, &format!("DROP TABLE {partition}")).await?;
-        if needs_partition {
-            run(&tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
-        }
-    }
+    replace_partitions(&tx, day, tables, &retained, needs_partition).await?;
     stored_bytes::set_day(&tx, day_of(day.from), &retained.events).await?;
     tx.commit().await?;
     let deleted = ForgottenCounts {
         events: events.saturating_sub(retained.events.len()),
         deliveries: finished.saturating_sub(retained.finished.len()),
+        dead: 0,
         next: None,
     };
     info!(
@@ -203,6 +190,34 @@ async fn drop_day(
         retained.events.len()
     );
     Ok(Some(deleted))
+}
+
+/// Drops the day's partitions. Its retained rows go into smaller ones, or back
+/// among the rows that have no partition of their own.
+async fn replace_partitions(
+    tx: &PgTransaction,
+    day: &PartitionDay,
+    tables: &[PartitionedTable],
+    retained: &RetainedRows,
+    needs_partition: bool,
+) -> Result<()> {
+    if needs_partition {
+        for table in tables {
+            copy(tx, day, table, retained).await?;
+        }
+    }
+    for table in tables {
+        let partition = day.partition(table);
+        run(tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.as_str())).await?;
+        if !needs_partition {
+            put_back(tx, day, table, retained).await?;
+        }
+        run(tx, &format!("DROP TABLE {partition}")).await?;
+        if needs_partition {
+            run(tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies the retained rows into a new table, while others still read the
@@ -245,10 +260,10 @@ struct RetainedRows {
 }
 
 impl RetainedRows {
-    async fn find(tx: &PgTransaction, day: &PartitionDay, horizon: &RetentionHorizon) -> Result<Self> {
+    async fn find(tx: &PgTransaction, day: &PartitionDay, finished_before: Timestamp) -> Result<Self> {
         let slack = number_at(SLACK_MS + millis_of_epoch());
         let limit = RETAINED_MAX as i64 + 1;
-        let since = millis(horizon.finished_before);
+        let since = millis(finished_before);
         let sql = include_str!("sql/rows_to_keep.sql");
         let mut retained = Self::default();
         for row in tx.query(sql, bind![day.from, day.to, slack, since, limit]).await? {

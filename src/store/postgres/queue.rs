@@ -11,8 +11,8 @@ use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
     AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
-    OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects, Settlement, UntriedPage,
-    UntriedQuery,
+    ForgottenReport, OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects,
+    Settlement, UntriedPage, UntriedQuery,
 };
 
 #[async_trait]
@@ -78,6 +78,10 @@ impl DeliveryQueue for PostgresStore {
         expunge::expunge(&self.shared, by, tenant, id).await
     }
 
+    async fn forget_delivered(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        forget::forget_delivered(&self.shared, tenant, id).await
+    }
+
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
         // Only the node that owns the first shard does this.
         if self.shared.shard_leases.holds(Shard(0)) {
@@ -93,6 +97,15 @@ impl DeliveryQueue for PostgresStore {
             forget::forget(&self.shared, horizon).await
         } else {
             Ok(ForgottenCounts::default())
+        }
+    }
+
+    async fn report_forgotten(&self, now: Timestamp) -> Result<ForgottenReport> {
+        // As forgetting: one node does this for all.
+        if self.shared.shard_leases.holds(Shard(0)) {
+            forget::report(&self.shared, now).await
+        } else {
+            Ok(ForgottenReport { is_complete: true, ..ForgottenReport::default() })
         }
     }
 }

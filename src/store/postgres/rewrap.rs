@@ -14,13 +14,12 @@ use super::connect::{self, error_chain};
 use super::migrate;
 use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
+use crate::store::seal::{
+    AssociatedData, CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls,
+};
 
-/// Returns what a sealed text is about.
-type About = fn(EndpointId) -> Vec<u8>;
-
-/// Table, column and query of everything that is sealed, and what it is about.
-const SEALED_COLUMNS: [(&str, &str, &str, About); 3] = [
+/// Table, column and query of everything that is sealed, and its associated data.
+pub(super) const SEALED_COLUMNS: [(&str, &str, &str, AssociatedData); 3] = [
     ("endpoints", "settings", "SELECT id, id AS endpoint, settings AS sealed FROM posthaste.endpoints", about_settings),
     (
         "endpoints",
@@ -81,14 +80,16 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
+/// Refuses a key other than the one that the store is sealed under.
+pub(super) async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
     match note(transaction, CHECK_NOTE).await? {
         Some(check) => Ok(seal.for_store(&check).map(|_| ())?),
         None => bail!("nothing in this database is sealed yet; start a node on it first"),
     }
 }
 
-async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
+/// Reads a note, if it exists.
+pub(super) async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
     let row = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
     Ok(row.map(|row| row.get(0)))

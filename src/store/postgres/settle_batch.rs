@@ -135,7 +135,7 @@ batch! {
         /// The age limit of the last verdict, in milliseconds.
         max_age: Option<i64> = "max_age",
         /// Time at which its expiry is checked.
-        expiry_check_at: Option<i64> = "look_at",
+        expiry_check_at: Option<i64> = "expiry_check_at",
     }
 }
 
@@ -151,7 +151,7 @@ batch! {
         /// Attempts made in its whole life.
         attempts: i32 = "attempts",
         /// Time at which its expiry is checked.
-        expiry_check_at: i64 = "look_at",
+        expiry_check_at: i64 = "expiry_check_at",
     }
 }
 

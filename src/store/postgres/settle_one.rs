@@ -107,11 +107,11 @@ async fn write(
         delivery.archive_last_attempt(tx).await?;
     }
     if let Some((error, count)) = plan.internal_error {
-        let sql = "UPDATE posthaste.queue SET stumbles = $2, stumble = $3 WHERE no = $1";
+        let sql = "UPDATE posthaste.queue SET internal_errors = $2, internal_error = $3 WHERE no = $1";
         tx.execute(sql, bind![delivery.no, count as i32, error]).await?;
     }
     if let Some(at) = plan.recheck_at {
-        let sql = "UPDATE posthaste.queue SET look_at = $2 WHERE no = $1";
+        let sql = "UPDATE posthaste.queue SET expiry_check_at = $2 WHERE no = $1";
         tx.execute(sql, bind![delivery.no, millis(at)]).await?;
     }
     write_budget(work, delivery, &plan.budget).await?;
@@ -142,7 +142,7 @@ async fn write_budget(work: &UnitOfWork<'_>, delivery: &LockedDelivery, change: 
         BudgetChange::Charge { progress, started_at, expiry_check_at } => {
             write_progress(work, delivery, &ProgressColumns::from(*progress), millis(*started_at)).await?;
             if delivery.table == DeliveryTable::Queue {
-                let sql = "UPDATE posthaste.queue SET look_at = $2, urgent = false WHERE no = $1";
+                let sql = "UPDATE posthaste.queue SET expiry_check_at = $2, urgent = false WHERE no = $1";
                 work.tx.execute(sql, bind![delivery.no, expiry_check_at.map(millis)]).await?;
             }
             Ok(())

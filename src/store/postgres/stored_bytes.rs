@@ -28,6 +28,22 @@ const EVERY: Duration = Duration::from_secs(1);
 const ROUNDS_PER_WHOLE: u32 = 30;
 const DAY_MS: i64 = 86_400_000;
 
+/// What accepted events add to a tenant's usage of a day.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AcceptedDay {
+    /// Bytes that they take up.
+    pub bytes: i64,
+    /// Number of events.
+    pub events: i64,
+    /// Number of their deliveries.
+    pub deliveries: i64,
+    /// Size of their data.
+    pub data_bytes: i64,
+}
+
+/// What accepted events add, by tenant and day.
+pub type UsageByDay = BTreeMap<(i64, i32), AcceptedDay>;
+
 /// Bytes by tenant and day.
 pub type BytesByDay = BTreeMap<(i64, i32), i64>;
 
@@ -45,37 +61,42 @@ pub async fn subtract(tx: &PgTransaction, freed: BytesByDay) -> Result<()> {
     let tenants: Vec<i64> = freed.keys().map(|(tenant, _)| *tenant).collect();
     let days: Vec<i32> = freed.keys().map(|(_, day)| *day).collect();
     let bytes: Vec<i64> = freed.values().map(|bytes| -bytes).collect();
-    let sql = "INSERT INTO posthaste.stored AS s (tenant, day, node, bytes)
+    let sql = "INSERT INTO posthaste.stored_bytes AS s (tenant, day, node, bytes)
                SELECT n.tenant, n.day, 0, n.bytes FROM unnest($1, $2, $3) AS n (tenant, day, bytes)
                ORDER BY n.tenant, n.day
                ON CONFLICT (tenant, day, node) DO UPDATE SET bytes = s.bytes + excluded.bytes";
     tx.execute(sql, bind![tenants, days, bytes]).await.map(|_| ())
 }
 
-/// Deletes the rows of days and tenants of which nothing is stored any more.
+/// Deletes the rows of days and tenants of which nothing is stored any more. A row
+/// that counts what a producer handed over is kept for the bill, without its bytes.
 pub async fn delete_empty(tx: &PgTransaction, before_ms: i64) -> Result<()> {
     let before = i32::try_from(before_ms.div_euclid(DAY_MS)).unwrap_or(i32::MAX);
-    let sql = "DELETE FROM posthaste.stored s WHERE s.day < $1 AND (
-                   (SELECT sum(o.bytes) FROM posthaste.stored o WHERE o.tenant = s.tenant AND o.day = s.day) <= 0
+    let sql = "UPDATE posthaste.stored_bytes s SET bytes = 0 WHERE s.day < $1 AND s.events > 0 AND s.bytes <> 0
+                   AND (SELECT sum(o.bytes) FROM posthaste.stored_bytes o WHERE o.tenant = s.tenant AND o.day = s.day) <= 0";
+    tx.execute(sql, bind![before]).await?;
+    let sql = "DELETE FROM posthaste.stored_bytes s WHERE s.day < $1 AND s.events = 0 AND (
+                   (SELECT sum(o.bytes) FROM posthaste.stored_bytes o WHERE o.tenant = s.tenant AND o.day = s.day) <= 0
                    OR NOT EXISTS (SELECT FROM posthaste.tenants t WHERE t.no = s.tenant))";
     tx.execute(sql, bind![before]).await.map(|_| ())
 }
 
 /// Replaces the rows of a day that was dropped by the bytes of its retained
-/// events.
+/// events. What producers handed over on the day is kept for the bill.
 pub async fn set_day(tx: &PgTransaction, day: i32, retained: &[i64]) -> Result<()> {
-    tx.execute("DELETE FROM posthaste.stored WHERE day = $1", bind![day]).await?;
+    tx.execute("DELETE FROM posthaste.stored_bytes WHERE day = $1 AND events = 0", bind![day]).await?;
+    tx.execute("UPDATE posthaste.stored_bytes SET bytes = 0 WHERE day = $1", bind![day]).await?;
     let retained = retained.to_vec();
-    let sql = "INSERT INTO posthaste.stored (tenant, day, node, bytes)
+    let sql = "INSERT INTO posthaste.stored_bytes (tenant, day, node, bytes)
                SELECT tenant, $1, 0, sum(octet_length(data) + 512 * (1 + deliveries::bigint))
-               FROM posthaste.events WHERE no = ANY ($2) GROUP BY tenant";
+               FROM posthaste.events WHERE no = ANY ($2) GROUP BY tenant
+               ON CONFLICT (tenant, day, node) DO UPDATE SET bytes = excluded.bytes";
     tx.execute(sql, bind![day, retained]).await.map(|_| ())
 }
 
 /// Returns the bytes that the events of these tenants take up.
 pub async fn bytes_of(shared: &PostgresState, tenants: Vec<i64>) -> Result<HashMap<i64, u64>> {
-    let sql =
-        "SELECT tenant, greatest(sum(bytes), 0)::bigint FROM posthaste.stored WHERE tenant = ANY ($1) GROUP BY tenant";
+    let sql = "SELECT tenant, greatest(sum(bytes), 0)::bigint FROM posthaste.stored_bytes WHERE tenant = ANY ($1) GROUP BY tenant";
     let rows = read_rows(shared, sql, bind![tenants]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())).collect())
 }

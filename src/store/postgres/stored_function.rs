@@ -11,8 +11,7 @@
 //! file makes a new function.
 //!
 //! A plan that is kept must be right for a queue of any size, even if it was
-//! made while the queue was empty. So the planner is told to ignore sizes and
-//! to look rows up through an index, one by one.
+//! made while the queue was empty. So the planner is set to ignore sizes and to look rows up through an index, one by one.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use tokio_postgres::types::Type;

@@ -26,8 +26,8 @@ impl UnitOfWork<'_> {
                               AS endpoints,
                           (SELECT coalesce(sum(octet_length(p.settings)), 0)::bigint FROM posthaste.endpoints p
                            WHERE p.tenant = t.no AND p.deleted_at IS NULL) AS settings_bytes,
-                          (SELECT count(*) FROM posthaste.tokens k WHERE k.tenant = t.no AND k.deleted_at IS NULL)
-                              AS tokens,
+                          (SELECT count(*) FROM posthaste.tokens k
+                           WHERE k.tenant = t.no AND k.kind = 0 AND k.deleted_at IS NULL) AS tokens,
                           t.limits
                    FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL";
         let row =

@@ -20,7 +20,7 @@ use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::lane::LaneEffects;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
+use crate::store::{AcceptResult, Claim, Result};
 
 type CommitHook = Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>;
 
@@ -98,10 +98,10 @@ impl<'a> UnitOfWork<'a> {
     ) -> Result<Vec<Claim>> {
         let record =
             serde_json::to_string(&EndpointEventRecord::of(endpoint_event, now)).expect("a record is plain data");
-        let sql = "INSERT INTO posthaste.milestones (endpoint, at, record) VALUES ($1, $2, $3)";
+        let sql = "INSERT INTO posthaste.endpoint_events (endpoint, at, record) VALUES ($1, $2, $3)";
         self.tx.execute(sql, bind![no, millis(now), record]).await?;
-        let sql = "DELETE FROM posthaste.milestones WHERE endpoint = $1 AND no <= (
-                       SELECT no FROM posthaste.milestones WHERE endpoint = $1 ORDER BY no DESC LIMIT 1 OFFSET $2)";
+        let sql = "DELETE FROM posthaste.endpoint_events WHERE endpoint = $1 AND no <= (
+                       SELECT no FROM posthaste.endpoint_events WHERE endpoint = $1 ORDER BY no DESC LIMIT 1 OFFSET $2)";
         self.tx.execute(sql, bind![no, ENDPOINT_EVENTS_KEPT]).await?;
         match OperationalEvent::of_endpoint_event(endpoint, endpoint_event, now) {
             Some(operational_event) => self.accept_operational_event(operational_event, now).await,
@@ -115,27 +115,27 @@ impl<'a> UnitOfWork<'a> {
         operational_event: OperationalEvent,
         now: Timestamp,
     ) -> Result<Vec<Claim>> {
-        let event_type = operational_event.event_type;
-        let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
         let mut writing = AcceptBatch::default();
-        let accepted = {
+        let mut claims = Vec::new();
+        {
             let index = self.shared.index();
-            let Some((tenant, targets)) = index.tenant_no(&event.tenant).zip(index.matching_readable(&event).ok())
-            else {
-                return Ok(Vec::new());
-            };
-            let new =
-                RoutedEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
             let snowflake = &self.shared.snowflake;
-            writing.add(&index, snowflake, tenant, snowflake.take(millis(now), 1), &new)
-        };
-        self.operational_events.push(event_type);
+            for (tenant, new) in index.route_operational(&operational_event, now, rand::random) {
+                let accepted = writing.add(&index, snowflake, tenant, snowflake.take(millis(now), 1), &new);
+                if let AcceptResult::New { claims: more, .. } = accepted {
+                    claims.extend(more);
+                }
+            }
+        }
+        if writing.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.operational_events.push(operational_event.event_type);
         let places = writing.write(self.tx, &[], None, self.shared.shard_leases.node()).await?;
         for ((endpoint, shard), more) in writing.counts() {
             self.count_waiting(endpoint, shard, more);
         }
         writing.due().for_each(|(endpoint, due_at)| self.becomes_due(endpoint, due_at));
-        let AcceptResult::New { mut claims, .. } = accepted else { return Ok(Vec::new()) };
         places.fill(&mut claims);
         Ok(claims)
     }
@@ -157,6 +157,28 @@ impl<'a> UnitOfWork<'a> {
             freed.extend(self.lane_event(no, is_blocked, now).await?);
         }
         Ok(freed)
+    }
+}
+
+/// Runs a transaction, and applies its effects once it is durable.
+pub async fn in_transaction<T>(
+    shared: &Arc<PostgresState>,
+    write: impl AsyncFnOnce(&mut UnitOfWork<'_>) -> Result<T>,
+) -> Result<T> {
+    let tx = shared.begin().await?;
+    let mut work = UnitOfWork::new(shared, &tx);
+    let written = write(&mut work).await;
+    let effects: CommitEffects = work.end();
+    match written {
+        Ok(value) => {
+            tx.commit().await?;
+            shared.adopt(effects).await;
+            Ok(value)
+        }
+        Err(refused) => {
+            tx.roll_back().await;
+            Err(refused)
+        }
     }
 }
 

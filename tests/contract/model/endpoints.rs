@@ -40,6 +40,8 @@ pub struct ModelEndpoint {
     pub url_version: u32,
     pub is_open: bool,
     pub is_deleted: bool,
+    /// The highest number of its forgotten lanes.
+    pub seq_floor: u64,
     pub happened: Vec<EndpointEventKind>,
 }
 
@@ -55,6 +57,7 @@ impl ModelEndpoint {
             url_version: 1,
             is_open: false,
             is_deleted: false,
+            seq_floor: 0,
             happened: Vec::new(),
         }
     }
@@ -83,10 +86,10 @@ impl Model {
                 if was_active {
                     endpoint.quiet_until = None;
                 }
-                match was_active {
-                    false => self.happen(n, EndpointEventKind::Resumed, now, &mut effects),
-                    true if was_open => self.happen(n, EndpointEventKind::BreakerClosed, now, &mut effects),
-                    true => {}
+                if !was_active {
+                    self.happen(n, EndpointEventKind::Resumed, now, &mut effects);
+                } else if was_open {
+                    self.happen(n, EndpointEventKind::BreakerClosed, now, &mut effects);
                 }
             }
             EndpointStep::OnDead { is_outdated: true, .. } => return Err(Refusal::Changed),

@@ -13,9 +13,9 @@ use crate::ledger::{Entry, Ledger, Reply};
 use crate::load::event_of;
 use crate::nodes::{Cluster, ENDPOINTS};
 use crate::report::Report;
+use crate::restarting_gateway::RestartingGateway;
 use crate::run::Run;
-use crate::single::Single;
-use crate::support::{Client, Options, Printed};
+use crate::support::{CapturedOutput, Client, Options};
 
 const EVENTS: &str = "/v1/tenants/default/events";
 /// Duration of every retry, hold and cool-down here.
@@ -81,9 +81,9 @@ fn choose(entry: &Entry) -> Reply {
     }
 }
 
-async fn start(clock: &FakeClock, printed: &Printed) -> Single {
+async fn start(clock: &FakeClock, printed: &CapturedOutput) -> RestartingGateway {
     let options = Options { env: clock.env(), output: Some(printed.clone()), ..Options::default() };
-    let mut single = Single::start(Ledger::start(choose).await, options).await;
+    let mut single = RestartingGateway::start(Ledger::start(choose).await, options).await;
     let slow = json!({"schedule": ["2s"], "jitter": "none", "max_attempts": 100});
     single.create_endpoints(1, &json!({"retry": slow, "max_in_flight": 20})).await;
     single.create_endpoints(3, &json!({})).await;
@@ -96,7 +96,7 @@ async fn start(clock: &FakeClock, printed: &Printed) -> Single {
     single
 }
 
-async fn hand_in(client: &Client, cycle: usize) -> usize {
+async fn send_event(client: &Client, cycle: usize) -> usize {
     let mut events = Vec::new();
     for (endpoint, count) in [("e0", 20), ("e1", 1), ("e2", 1), ("e3", 1), ("e4", 70), ("e5", 3)] {
         events.extend((0..count).map(|n| event_of(&format!("{endpoint}-{cycle}-{n}"), endpoint, "")));
@@ -127,7 +127,7 @@ async fn arrived(ledger: &Ledger, cycle: usize, count: usize) -> bool {
 }
 
 /// A delivery's wait: from one moment until its request began.
-struct Waited {
+struct MeasuredWait {
     what: &'static str,
     from: Instant,
     until: Instant,
@@ -136,7 +136,7 @@ struct Waited {
 }
 
 /// Returns all waits of a cycle.
-fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
+fn waits(entries: &[Entry], cycle: usize) -> Vec<MeasuredWait> {
     let mut found = Vec::new();
     for (endpoint, what) in [("e0", "retry"), ("e1", "hold"), ("e2", "hold"), ("e3", "hold")] {
         let requests = requests(entries, endpoint, cycle);
@@ -144,7 +144,7 @@ fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
             // The last, should a kill have made it be repeated.
             let first = requests.iter().rfind(|entry| entry.id == second.id && entry.attempt == 1);
             let from = first.and_then(|first| first.ended);
-            found.extend(from.map(|from| Waited { what, from, until: second.began, spread: Duration::ZERO }));
+            found.extend(from.map(|from| MeasuredWait { what, from, until: second.began, spread: Duration::ZERO }));
         }
     }
     let probed = requests(entries, "e5", cycle);
@@ -152,7 +152,7 @@ fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
     let probe = probed.iter().find(|entry| entry.attempt > 1).map(|probe| probe.began);
     found.extend(third.zip(probe).map(|(from, until)| {
         let spread = DELAY / 10;
-        Waited { what: "cool-down", from, until, spread }
+        MeasuredWait { what: "cool-down", from, until, spread }
     }));
     found
 }
@@ -161,7 +161,7 @@ fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
 /// nothing counts as late.
 fn judge(report: &mut Report, entries: &[Entry], cycle: usize, ready: Instant, jump: i64) -> Duration {
     let mut latest = Duration::ZERO;
-    for Waited { what, from, until, spread } in waits(entries, cycle) {
+    for MeasuredWait { what, from, until, spread } in waits(entries, cycle) {
         let took = until - from;
         report.expect(took + EARLY >= DELAY, || format!("a {what} was over after {took:?} (jump of {jump} s)"));
         let due = (from + DELAY + spread).max(ready);
@@ -188,12 +188,12 @@ enum Stop {
 async fn jump_again_and_again(name: &'static str, stops: &[Stop]) {
     let mut run = Run::of(name);
     let mut report = Report::of(&run);
-    let (clock, printed) = (FakeClock::off_by(0), Printed::default());
+    let (clock, printed) = (FakeClock::off_by(0), CapturedOutput::default());
     let mut single = start(&clock, &printed).await;
     let (mut offset, mut latest) = (0, Duration::ZERO);
     while run.goes_on() || report.cycles < 2 {
         let cycle = report.cycles;
-        let count = hand_in(single.client(), cycle).await;
+        let count = send_event(single.client(), cycle).await;
         // Forward and back in turn, up to two hours.
         let length = run.rng.random_range(600..7_200);
         let jump = if offset > 0 { -offset - length } else { length - offset };

@@ -25,36 +25,36 @@ const SHORT: f64 = 0.4;
 
 /// A fault that lasts for some time.
 #[derive(Debug, Clone, Copy)]
-enum Harm {
+enum ClusterFault {
     Frozen,
     Network(NetworkState),
 }
 
-const HARMS: [Harm; 6] = [
-    Harm::Frozen,
-    Harm::Network(NetworkState::Silent),
-    Harm::Network(NetworkState::RequestsLost),
-    Harm::Network(NetworkState::AnswersLost),
-    Harm::Network(NetworkState::Reset),
-    Harm::Network(NetworkState::Slow(Duration::from_millis(30))),
+const HARMS: [ClusterFault; 6] = [
+    ClusterFault::Frozen,
+    ClusterFault::Network(NetworkState::Silent),
+    ClusterFault::Network(NetworkState::RequestsLost),
+    ClusterFault::Network(NetworkState::AnswersLost),
+    ClusterFault::Network(NetworkState::Reset),
+    ClusterFault::Network(NetworkState::Slow(Duration::from_millis(30))),
 ];
 
-fn begin(cluster: &Cluster, node: usize, harm: Harm) {
-    match harm {
-        Harm::Frozen => cluster.nodes[node].freeze(),
-        Harm::Network(weather) => cluster.nodes[node].proxy().set(weather),
+fn begin(cluster: &Cluster, node: usize, fault: ClusterFault) {
+    match fault {
+        ClusterFault::Frozen => cluster.nodes[node].freeze(),
+        ClusterFault::Network(weather) => cluster.nodes[node].proxy().set(weather),
     }
 }
 
-fn end(cluster: &Cluster, node: usize, harm: Harm) {
-    match harm {
-        Harm::Frozen => cluster.nodes[node].thaw(),
-        Harm::Network(_) => cluster.nodes[node].proxy().set(NetworkState::Working),
+fn end(cluster: &Cluster, node: usize, fault: ClusterFault) {
+    match fault {
+        ClusterFault::Frozen => cluster.nodes[node].thaw(),
+        ClusterFault::Network(_) => cluster.nodes[node].proxy().set(NetworkState::Working),
     }
 }
 
 /// Injects one fault into the cluster, and records it.
-async fn harm(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'static str {
+async fn fault(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'static str {
     let node = run.rng.random_range(0..cluster.nodes.len());
     let from = Instant::now();
     match run.rng.random_range(0..8) {
@@ -99,14 +99,14 @@ async fn lasting(run: &mut Run, cluster: &Cluster, faults: &mut Faults) -> &'sta
     let mut nodes: Vec<usize> = (0..cluster.nodes.len()).collect();
     nodes.shuffle(&mut run.rng);
     let count = if run.rng.random_bool(0.6) { 1 } else { run.rng.random_range(2..=nodes.len()) };
-    let harmed: Vec<(usize, Harm)> =
+    let harmed: Vec<(usize, ClusterFault)> =
         nodes[..count].iter().map(|node| (*node, HARMS[run.rng.random_range(0..HARMS.len())])).collect();
     let is_short = run.rng.random();
     let lasts = LEASE.mul_f64(if is_short { run.rng.random_range(0.1..SHORT) } else { run.rng.random_range(0.8..1.7) });
     let from = Instant::now();
-    harmed.iter().for_each(|(node, harm)| begin(cluster, *node, *harm));
+    harmed.iter().for_each(|(node, fault)| begin(cluster, *node, *fault));
     tokio::time::sleep(lasts).await;
-    harmed.iter().for_each(|(node, harm)| end(cluster, *node, *harm));
+    harmed.iter().for_each(|(node, fault)| end(cluster, *node, *fault));
     if !is_short {
         // Until it has noticed, and joined anew.
         tokio::time::sleep(LEASE / 4).await;
@@ -115,8 +115,8 @@ async fn lasting(run: &mut Run, cluster: &Cluster, faults: &mut Faults) -> &'sta
         }
     }
     match (is_short, count) {
-        (true, 1) => "short harm",
-        (false, 1) => "long harm",
+        (true, 1) => "short fault",
+        (false, 1) => "long fault",
         (true, _) => "short harms at once",
         (false, _) => "long harms at once",
     }
@@ -146,7 +146,7 @@ async fn whatever_happens_nothing_is_lost_and_lanes_and_caps_are_kept() {
     let load = cluster.load("a");
     let mut happened = std::collections::BTreeMap::new();
     while run.goes_on() {
-        let what = harm(&mut run, &mut cluster, &mut faults).await;
+        let what = fault(&mut run, &mut cluster, &mut faults).await;
         *happened.entry(what).or_insert(0) += 1;
         ledger.wait_for_more(run.rng.random_range(0..200)).await;
         report.cycles += 1;

@@ -12,8 +12,8 @@ use crate::ledger::{Ledger, Reply};
 use crate::load::{AcknowledgedEvents, event_of};
 use crate::nodes::Cluster;
 use crate::report::{Faults, Report};
+use crate::restarting_gateway::{RestartingGateway, drained};
 use crate::run::Run;
-use crate::single::{Single, drained};
 use crate::support::{Gateway, Options, path_of};
 
 const ENDPOINTS: usize = 12;
@@ -32,7 +32,7 @@ fn changes() -> Value {
 /// Freezes a gateway whose cap is full; the receivers answer meanwhile. Returns
 /// the acknowledged events.
 async fn freeze(run: &mut Run, cycle: usize, gateway: &Gateway, ledger: &Ledger) -> AcknowledgedEvents {
-    ledger.hold_on();
+    ledger.hold_answers();
     let before = ledger.count();
     let id = |n: usize| (format!("f{cycle}-{n}"), format!("e{}", n % ENDPOINTS));
     let ids: Vec<(String, String)> = (0..ENDPOINTS * CAP).map(id).collect();
@@ -41,7 +41,7 @@ async fn freeze(run: &mut Run, cycle: usize, gateway: &Gateway, ledger: &Ledger)
     ledger.wait_until("all to be open", |entries| entries.len() == before + ids.len()).await;
     gateway.signal(Signal::STOP);
     let frozen = Instant::now();
-    ledger.go_on();
+    ledger.release_answers();
     ledger.wait_until("all to be answered", |entries| entries.iter().all(|entry| entry.ended.is_some())).await;
     let lasts = TIMEOUT.mul_f64(run.rng.random_range(1.1..1.5));
     tokio::time::sleep(lasts.saturating_sub(frozen.elapsed())).await;
@@ -75,7 +75,7 @@ async fn freeze_again_and_again(run: &mut Run, gateway: &Gateway, ledger: &Ledge
 async fn answers_that_came_during_a_freeze_count_on_the_embedded_store() {
     let mut run = Run::of("freeze");
     let ledger = Ledger::start(|_| Reply::Hold(200)).await;
-    let mut single = Single::start(ledger, Options::default()).await;
+    let mut single = RestartingGateway::start(ledger, Options::default()).await;
     single.create_endpoints(ENDPOINTS, &changes()).await;
     freeze_again_and_again(&mut run, single.gateway(), &single.ledger, &single.endpoints).await;
 }

@@ -1,10 +1,11 @@
 //! The scenarios: the faults injected, and what must hold afterwards.
 
-mod bits;
+mod bit_flips;
 mod clock;
 mod clusters;
+mod disk_full;
 mod freeze;
+mod outbox;
 mod power;
-mod room;
 mod standby;
 mod stops;

@@ -14,10 +14,10 @@ use crate::ledger::{Entry, Ledger, flaky};
 use crate::load::AcknowledgedEvents;
 use crate::recording::{self, Disk, RecordedOperation, Syncs};
 use crate::report::{Faults, Report};
+use crate::restarting_gateway::{RULES, RestartingGateway, is_drained};
 use crate::run::Run;
 use crate::shim::Shim;
-use crate::single::{RULES, Single, is_drained};
-use crate::support::{Gateway, Options, Printed};
+use crate::support::{CapturedOutput, Gateway, Options};
 
 /// Number of cuts per reading of the recording.
 const CUTS_AT_ONCE: usize = 4;
@@ -26,14 +26,14 @@ const DRAINS_WITHIN: Duration = Duration::from_secs(15);
 
 /// A gateway whose file operations are recorded.
 struct Recorder {
-    single: Single,
+    single: RestartingGateway,
     shim: Shim,
     /// Length of the recording when the endpoints had been created.
     base: u64,
 }
 
 /// A complete recording, with the ledger and the acknowledged events.
-struct Taken {
+struct CompleteRecording {
     operations: Vec<RecordedOperation>,
     from: u64,
     acknowledged: AcknowledgedEvents,
@@ -46,20 +46,21 @@ impl Recorder {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let shim = Shim::new(folder.path());
         let ledger = Ledger::marked(flaky, shim.mark()).await;
-        let single = Single::start_in(folder, ledger, shim.options(&[]), shim.mark()).await.with_endpoints().await;
+        let single =
+            RestartingGateway::start_in(folder, ledger, shim.options(&[]), shim.mark()).await.with_endpoints().await;
         let base = (shim.mark())();
         Self { single, shim, base }
     }
 
     /// Ends the run; cuts may come after this point.
-    async fn take(&mut self, acknowledged: AcknowledgedEvents, from: u64) -> Taken {
+    async fn take(&mut self, acknowledged: AcknowledgedEvents, from: u64) -> CompleteRecording {
         self.single.gateway_mut().kill().await;
         let (stopped, entries) = (Instant::now(), self.single.ledger.entries());
-        Taken { operations: recording::read(&self.shim.recording()), from, acknowledged, entries, stopped }
+        CompleteRecording { operations: recording::read(&self.shim.recording()), from, acknowledged, entries, stopped }
     }
 }
 
-impl Taken {
+impl CompleteRecording {
     fn end(&self) -> u64 {
         self.operations.last().map_or(0, |operation| operation.end)
     }
@@ -96,13 +97,13 @@ impl Taken {
 /// audits everything the receivers have got before and after; or returns why
 /// that store cannot be used.
 async fn recover(
-    single: &Single,
-    taken: &Taken,
+    single: &RestartingGateway,
+    taken: &CompleteRecording,
     point: u64,
     files: &BTreeMap<String, Vec<u8>>,
 ) -> Result<Findings, String> {
     let folder = Arc::new(rebuilt(single.folder.path(), files));
-    let printed = Printed::default();
+    let printed = CapturedOutput::default();
     let options = Options { output: Some(printed.clone()), ..Options::default() };
     let before = single.ledger.count();
     let mut gateway = Gateway::try_start_in(folder.clone(), options)
@@ -151,7 +152,7 @@ pub fn is_sound(store: &Path) -> Result<(), String> {
 }
 
 /// Simulates power cuts until the time is over, at least a few.
-async fn cut(run: &mut Run, report: &mut Report, recorder: &Recorder, taken: &Taken) {
+async fn cut(run: &mut Run, report: &mut Report, recorder: &Recorder, taken: &CompleteRecording) {
     loop {
         for (point, files) in taken.states(run, Syncs::Honoured) {
             let mut faults = Faults::default();

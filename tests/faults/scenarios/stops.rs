@@ -6,14 +6,15 @@ use rand::RngExt;
 
 use crate::ledger::{Ledger, flaky};
 use crate::report::{Faults, Report};
+use crate::restarting_gateway::RestartingGateway;
 use crate::run::Run;
-use crate::single::Single;
 use crate::support::Options;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_gateway_loses_nothing_and_repeats_only_what_was_open() {
     let mut run = Run::of("kill -9");
-    let mut single = Single::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
+    let mut single =
+        RestartingGateway::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
     let (mut report, mut faults) = (Report::of(&run), Faults::default());
     let load = single.load("a");
     while run.goes_on() {
@@ -32,7 +33,8 @@ async fn a_killed_gateway_loses_nothing_and_repeats_only_what_was_open() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_is_told_to_stop_loses_nothing_and_repeats_nothing() {
     let mut run = Run::of("SIGTERM");
-    let mut single = Single::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
+    let mut single =
+        RestartingGateway::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
     let mut report = Report::of(&run);
     let load = single.load("a");
     while run.goes_on() {

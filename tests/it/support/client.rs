@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use super::{PATIENCE, described};
+use super::{PATIENCE, api_description};
 
 /// One kept-alive connection to a gateway.
 pub struct Client {
@@ -92,7 +92,10 @@ impl Client {
         if slot.as_ref().is_none_or(SendRequest::is_closed) {
             *slot = Some(self.connect().await?);
         }
-        let mut request = hyper::Request::builder().method(method).uri(path).header("host", self.address.to_string());
+        let mut request = hyper::Request::builder().method(method).uri(path);
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            request = request.header("host", self.address.to_string());
+        }
         if !headers.iter().any(|(name, _)| *name == "authorization") {
             request = request.header("authorization", format!("Bearer {}", self.token));
         }
@@ -106,7 +109,7 @@ impl Client {
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(|problem| problem.to_string())?.to_bytes();
         let answer = Answer { status: head.status.as_u16(), headers: head.headers, body };
-        described::check(method, path, &answer);
+        api_description::check(method, path, &answer);
         Ok(answer)
     }
 

@@ -26,13 +26,13 @@ impl DnsAnswer {
     }
 }
 
-type Choose = Box<dyn FnMut(&str) -> DnsAnswer + Send>;
+type ChooseAnswer = Box<dyn FnMut(&str) -> DnsAnswer + Send>;
 
 /// A name server on a free port of this machine. Its answers have a TTL of zero.
 pub struct NameServer {
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
-    choose: Arc<Mutex<Choose>>,
+    choose: Arc<Mutex<ChooseAnswer>>,
     serving: tokio::task::JoinHandle<()>,
 }
 
@@ -50,7 +50,7 @@ impl NameServer {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let address = socket.local_addr().expect("an address");
         let asked = Arc::<Mutex<Vec<String>>>::default();
-        let choose: Arc<Mutex<Choose>> = Arc::new(Mutex::new(Box::new(choose)));
+        let choose: Arc<Mutex<ChooseAnswer>> = Arc::new(Mutex::new(Box::new(choose)));
         let (asked_names, chosen) = (asked.clone(), choose.clone());
         let serving = tokio::spawn(async move {
             let mut buffer = [0; 1_500];

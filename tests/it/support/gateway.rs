@@ -39,16 +39,20 @@ pub struct Options {
     /// Additional environment variables.
     pub env: Vec<(String, String)>,
     /// Buffer that collects everything it prints and logs.
-    pub output: Option<Printed>,
+    pub output: Option<CapturedOutput>,
     /// File that its log goes to, instead of the test's stderr.
     pub log: Option<PathBuf>,
+    /// Program with arguments that runs it, such as a tracer.
+    pub runner: Vec<String>,
+    /// A `posthaste` of another version, instead of this one.
+    pub program: Option<PathBuf>,
 }
 
 /// Everything that a gateway has printed and logged until now.
 #[derive(Default, Clone)]
-pub struct Printed(Arc<Mutex<Vec<u8>>>);
+pub struct CapturedOutput(Arc<Mutex<Vec<u8>>>);
 
-impl Printed {
+impl CapturedOutput {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().expect("nothing panics while it is held")).into_owned()
     }
@@ -124,7 +128,8 @@ impl Gateway {
                 return Err(process.wait().await.expect("it ends"));
             };
             printed.add(line.as_bytes());
-            if let Some(rest) = line.split("serves http://").nth(1) {
+            let served = line.split("serves http").nth(1).map(|rest| rest.trim_start_matches('s'));
+            if let Some(rest) = served.and_then(|rest| rest.strip_prefix("://")) {
                 break rest.split(' ').next().expect("an address").parse().expect("an address");
             }
         };
@@ -337,7 +342,11 @@ impl Gateway {
 }
 
 fn command(folder: &Path, options: &Options) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    let program = options.program.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_posthaste")));
+    let program = program.to_str().expect("a path of words");
+    let words: Vec<&str> = options.runner.iter().map(String::as_str).chain([program]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
     let listen = options.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, free_port()).into()).to_string();
     command
         .args(["serve", "--listen", &listen, "--data"])
@@ -357,6 +366,10 @@ fn command(folder: &Path, options: &Options) -> Command {
     }
     if !options.flags.iter().any(|flag| flag == "--allow-egress") {
         command.args(["--allow-egress", "127.0.0.0/8"]);
+    }
+    // Its commits and its log lines are its own story's.
+    if !options.flags.iter().any(|flag| flag == "--self-test") {
+        command.args(["--self-test", "off"]);
     }
     command.args(&options.flags).envs(options.env.iter().map(|(name, value)| (name, value)));
     if let Some(log) = &options.log {

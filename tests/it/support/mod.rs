@@ -1,10 +1,13 @@
 //! Shared parts of the integration tests: a gateway process, receivers and
 //! servers, and a way to wait for a condition.
 
+mod api_description;
 mod client;
-mod described;
+mod collector;
 mod dns;
 mod gateway;
+pub mod outbox;
+mod page_client;
 mod proxy;
 mod raw;
 mod receiver;
@@ -13,11 +16,13 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
+pub use collector::{CollectedSpan, Collector};
 pub use dns::{DnsAnswer, NameServer};
-pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
+pub use gateway::{CapturedOutput, Gateway, Options, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
+pub use page_client::PageClient;
 pub use proxy::{Proxy, ProxyBehaviour};
 pub use raw::{RawReceiver, RawStep};
-pub use receiver::{Receiver, Reply, Seen, overlaps};
+pub use receiver::{ReceivedRequest, Receiver, Reply, overlaps};
 pub use smtp::{MailServer, MailServerBehaviour, ReceivedMail, SmtpFault};
 
 /// Longest wait for anything before a test fails.

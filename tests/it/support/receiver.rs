@@ -37,7 +37,7 @@ pub enum Reply {
 
 /// One request, as received.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub headers: http::HeaderMap,
     pub body: Bytes,
     pub began: Instant,
@@ -48,12 +48,13 @@ pub struct Seen {
 }
 
 /// Returns for each request how many were open when it began, itself included.
-pub fn overlaps(seen: &[Seen]) -> Vec<usize> {
-    let is_open = |at: Instant, other: &&Seen| other.began <= at && other.ended.get().is_none_or(|end| *end > at);
+pub fn overlaps(seen: &[ReceivedRequest]) -> Vec<usize> {
+    let is_open =
+        |at: Instant, other: &&ReceivedRequest| other.began <= at && other.ended.get().is_none_or(|end| *end > at);
     seen.iter().map(|one| seen.iter().filter(|other| is_open(one.began, other)).count()).collect()
 }
 
-impl Seen {
+impl ReceivedRequest {
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
@@ -67,11 +68,11 @@ impl Seen {
     }
 }
 
-type Choose = Box<dyn FnMut(&Seen) -> Reply + Send>;
+type ChooseReply = Box<dyn FnMut(&ReceivedRequest) -> Reply + Send>;
 
 struct Shared {
-    seen: Mutex<Vec<Seen>>,
-    choose: Mutex<Choose>,
+    seen: Mutex<Vec<ReceivedRequest>>,
+    choose: Mutex<ChooseReply>,
     more: Notify,
     go_on: watch::Sender<bool>,
     // Per key: requests open now, and the most that were ever open.
@@ -79,7 +80,7 @@ struct Shared {
 }
 
 impl Shared {
-    async fn wait_to_go_on(&self) {
+    async fn wait_for_release(&self) {
         let mut go_on = self.go_on.subscribe();
         let _ = tokio::time::timeout(Duration::from_secs(60), go_on.wait_for(|go| *go)).await;
     }
@@ -114,11 +115,14 @@ impl Receiver {
     }
 
     /// Starts a receiver that answers each request as `choose` says.
-    pub async fn answering(choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
+    pub async fn answering(choose: impl FnMut(&ReceivedRequest) -> Reply + Send + 'static) -> Self {
         Self::listening((Ipv4Addr::LOCALHOST, free_port()).into(), choose).await
     }
 
-    pub async fn listening(address: SocketAddr, choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
+    pub async fn listening(
+        address: SocketAddr,
+        choose: impl FnMut(&ReceivedRequest) -> Reply + Send + 'static,
+    ) -> Self {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.set_reuseaddr(true).expect("an option");
         socket.bind(address).expect("a free port");
@@ -136,7 +140,7 @@ impl Receiver {
     }
 
     /// Closes every connection at once; returns the requests it has seen.
-    pub async fn stop(mut self) -> Vec<Seen> {
+    pub async fn stop(mut self) -> Vec<ReceivedRequest> {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
         self.seen()
@@ -147,16 +151,16 @@ impl Receiver {
     }
 
     /// Changes its answers from now on.
-    pub fn answer_with(&self, choose: impl FnMut(&Seen) -> Reply + Send + 'static) {
+    pub fn answer_with(&self, choose: impl FnMut(&ReceivedRequest) -> Reply + Send + 'static) {
         *self.shared.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
     }
 
     /// Lets held requests go on, these and later ones.
-    pub fn go_on(&self) {
+    pub fn release(&self) {
         self.shared.go_on.send_replace(true);
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<ReceivedRequest> {
         self.shared.seen.lock().expect("nothing panics while it is held").clone()
     }
 
@@ -185,7 +189,7 @@ impl Receiver {
     }
 
     /// Waits until this many requests have come.
-    pub async fn wait_for(&self, count: usize) -> Vec<Seen> {
+    pub async fn wait_for(&self, count: usize) -> Vec<ReceivedRequest> {
         let waiting = async {
             loop {
                 let more = self.shared.more.notified();
@@ -222,8 +226,8 @@ async fn answer(
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let (path, method) = (head.uri.path().to_owned(), head.method.to_string());
-    let seen = Seen { headers: head.headers, body, began, ended: Arc::default(), path, method };
-    let _open = Open::count(&shared, &seen);
+    let seen = ReceivedRequest { headers: head.headers, body, began, ended: Arc::default(), path, method };
+    let _open = OpenRequestGuard::count(&shared, &seen);
     let reply = (shared.choose.lock().expect("nothing panics while it is held"))(&seen);
     shared.seen.lock().expect("nothing panics while it is held").push(seen);
     shared.more.notify_waiters();
@@ -237,25 +241,25 @@ async fn answer(
             respond(status).body(Full::default())?
         }
         Reply::Hold(status) => {
-            shared.wait_to_go_on().await;
+            shared.wait_for_release().await;
             respond(status).body(Full::default())?
         }
         Reply::HoldWith(status, name, value) => {
-            shared.wait_to_go_on().await;
+            shared.wait_for_release().await;
             respond(status).header(name, value).body(Full::default())?
         }
     })
 }
 
 /// Counts a request as open for as long as it lives, over all and by key.
-struct Open {
+struct OpenRequestGuard {
     shared: Arc<Shared>,
     keys: Vec<String>,
     ended: Arc<OnceLock<Instant>>,
 }
 
-impl Open {
-    fn count(shared: &Arc<Shared>, seen: &Seen) -> Self {
+impl OpenRequestGuard {
+    fn count(shared: &Arc<Shared>, seen: &ReceivedRequest) -> Self {
         let (key, ended) = (seen.header("x-key"), seen.ended.clone());
         let mut keys = vec![String::new()];
         keys.extend((!key.is_empty()).then(|| key.to_owned()));
@@ -270,7 +274,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequestGuard {
     fn drop(&mut self) {
         let _ = self.ended.set(Instant::now());
         let mut open = self.shared.open.lock().expect("nothing panics while it is held");

@@ -24,6 +24,9 @@ impl EndpointQueues {
             self.wakes.pop_first();
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.wake = None;
+            if queue.breaker.health.ramp_until.is_some() {
+                queue.adjust_rate(now);
+            }
             if queue.read_at().is_some_and(|at| at <= now) {
                 queue.begin_read();
                 queries.push(DueQuery {
@@ -38,6 +41,14 @@ impl EndpointQueues {
             self.reschedule(endpoint, now);
         }
         queries
+    }
+
+    /// Notes how many deliveries at least are due at an endpoint, before their first
+    /// page is taken.
+    pub fn due_at_gain(&mut self, endpoint: EndpointId, due: usize, now: Timestamp) {
+        if let Some(queue) = self.endpoints.get_mut(&endpoint) {
+            queue.ramp_if_gained(due, now);
+        }
     }
 
     /// Takes the page of a read. Without a page the read failed, and is tried

@@ -1,5 +1,6 @@
 //! Tests which claim the queues start next, without a store and without a clock.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::*;
@@ -605,4 +606,48 @@ fn one_that_timed_out_while_slots_are_short_may_try_again() {
     queues.settled(&quiet[0], Some(at(5)));
     assert_eq!(queues.take_all().len(), 1, "nothing of it is open");
     assert!(queues.awaiting_answer.len() <= 2, "each is listed once");
+}
+
+/// An endpoint with a cap of 10, created before the node began at second 100.
+fn gained(due: usize) -> (EndpointQueues, EndpointId) {
+    let limits = NodeLimits { slots: 1_000, per_host: None, quarantine: AutoPauseLimits::default() };
+    let mut queues = EndpointQueues::new(limits, at(100));
+    let (a, gate) = (endpoint(1), EndpointGate { cap: 10, ..open() });
+    queues.due_in_store(a, at(1), at(100), || Some(gate));
+    let queries = queues.poll_due(at(100));
+    assert_eq!(queries.len(), 1);
+    let claims = (0..due.min(32)).map(|n| claim(a, n as u128, None)).collect();
+    queues.due_at_gain(a, due, at(100));
+    queues.read_done(a, page(claims, (due > 32).then_some(at(1))), at(100), at(101));
+    (queues, a)
+}
+
+#[test]
+fn an_endpoint_gained_with_a_large_backlog_is_ramped_and_full_within_five_seconds() {
+    let (mut queues, a) = gained(41);
+    let mut started = Vec::new();
+    let mut take = |queues: &mut EndpointQueues, now| {
+        queues.poll_due(now);
+        while let Some((claim, _)) = queues.take_next(now, None, || 1) {
+            started.push(claim);
+        }
+        started.len()
+    };
+    assert_eq!(take(&mut queues, at(100)), 1);
+    assert_eq!(queues.health(a).unwrap().breaker(at(100)), BreakerState::Ramp);
+    assert_eq!(queues.next_wake(), Some(at(105)), "also without an answer");
+    assert_eq!(take(&mut queues, at(104)), 1);
+    assert_eq!(take(&mut queues, at(105)), 1, "its rate has no burst");
+    assert_eq!(take(&mut queues, at_ms(105_200)), 10);
+    assert_eq!(queues.health(a).unwrap().breaker(at(105)), BreakerState::Closed);
+}
+
+#[test]
+fn an_endpoint_gained_with_little_due_or_long_ago_is_not_ramped() {
+    let (mut queues, a) = gained(40);
+    queues.poll_due(at_ms(100_001));
+    assert_eq!(std::iter::from_fn(|| queues.take_next(at_ms(100_001), None, || 1)).count(), 10);
+    assert_eq!(queues.health(a).unwrap().breaker(at(100)), BreakerState::Closed);
+    queues.due_at_gain(a, 1_000, at(100));
+    assert_eq!(queues.health(a).unwrap().breaker(at(100)), BreakerState::Closed, "not its first page");
 }

@@ -127,7 +127,7 @@ const PUBLIC: [&str; 16] = [
 ];
 
 /// Returns the known ways to write an IPv4 address.
-fn writings(v4: Ipv4Addr) -> Vec<String> {
+fn spellings(v4: Ipv4Addr) -> Vec<String> {
     let ([a, b, c, d], bits) = (v4.octets(), v4.to_bits());
     let wide = |text: String, digits: [char; 10]| -> String {
         text.chars().map(|c| c.to_digit(10).map_or(c, |digit| digits[digit as usize])).collect()
@@ -172,7 +172,7 @@ fn an_address_inside_is_refused_however_it_is_written() {
     let mut tried = 0;
     for inside in INSIDE_V4 {
         let IpAddr::V4(v4) = address(inside) else { panic!("{inside}") };
-        for host in writings(v4) {
+        for host in spellings(v4) {
             for url in [format!("http://{host}/"), format!("https://{host}:8443/x?y=z")] {
                 assert_eq!(outcome(&guard, &url), UrlOutcome::Forbidden, "{url}");
                 tried += 1;

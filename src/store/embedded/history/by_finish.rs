@@ -8,7 +8,7 @@ use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::TenantId;
 use crate::store::embedded::rows::{at, millis, state_code};
-use crate::store::{FinishPosition, ListPage, ScannedPage};
+use crate::store::{FinishPosition, ListPage};
 
 /// Returns a page of the deliveries that finished in a span of time, the latest
 /// first.
@@ -18,14 +18,14 @@ pub fn finished_deliveries(
     ask: &DeliveryFilter,
     position: FinishPosition,
     limit: usize,
-) -> rusqlite::Result<ScannedPage<Delivery>> {
-    let (mut page, mut looked_back_to) = (ListPage { data: Vec::new(), next: None }, None);
+) -> rusqlite::Result<ListPage<Delivery>> {
+    let mut page = ListPage::empty();
     let Some((tenant_no, _)) = numbers_of_any(db, tenant, ask.endpoint)? else {
-        return Ok(ScannedPage { page, looked_back_to });
+        return Ok(page);
     };
     let from = ask.finished_since.map_or(i64::MIN, millis);
     let sql = if tenant.is_some() { finished_sql(ask.state) } else { all_dead_sql(ask.state) };
-    let Some(sql) = sql else { return Ok(ScannedPage { page, looked_back_to }) };
+    let Some(sql) = sql else { return Ok(page) };
     let mut statement = db.prepare_cached(&sql)?;
     let mut finished = statement.query(params![tenant_no, from, position.finished_at, position.no])?;
     let mut one = db.prepare_cached(&delivery_sql("", "WHERE d.no = ?"))?;
@@ -33,7 +33,7 @@ pub fn finished_deliveries(
     for looked_at in 0.. {
         if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
             page.next = last.map(FinishPosition::cursor);
-            looked_back_to = last.filter(|_| page.data.len() < limit).map(|position| at(position.finished_at));
+            page.looked_back_to = last.filter(|_| page.data.len() < limit).map(|position| at(position.finished_at));
             break;
         }
         let Some(row) = finished.next()? else { break };
@@ -41,7 +41,7 @@ pub fn finished_deliveries(
         last = Some(position);
         page.data.extend(one.query_row([position.no], |row| delivery_if(row, |listed| listed.is_match(ask)))?);
     }
-    Ok(ScannedPage { page, looked_back_to })
+    Ok(page)
 }
 
 /// Returns the statement that walks down the deliveries of the tenant `?1` that

@@ -1,4 +1,4 @@
-//! Reads how many dead letters there are, in groups, from the tally that triggers
+//! Reads how many dead letters there are, in groups, from the counts that triggers
 //! of their table keep.
 
 use rusqlite::{Connection, params};
@@ -18,7 +18,7 @@ const GROUPS: &str = joined!(
              SELECT y.*, CASE WHEN ?6 THEN y.tenant END AS by_tenant, CASE WHEN ?7 THEN y.endpoint END AS by_endpoint,
                     CASE WHEN ?8 THEN y.cause END AS by_cause, CASE WHEN ?9 THEN y.answer END AS by_answer,
                     CASE WHEN ?10 THEN y.day END AS by_day
-             FROM dead_tally y JOIN tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
+             FROM dead_letter_counts y JOIN tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
              WHERE {tenant} AND (?2 IS NULL OR y.endpoint = ?2) AND (?3 IS NULL OR y.cause = ?3)
                AND (?4 IS NULL OR y.answer = ?4) AND y.day BETWEEN ?5 AND ?11
          ), spans AS (

@@ -6,11 +6,11 @@ use super::{ORDER_SLACK_MS, ROWS_PER_PAGE_MAX, is_same, is_within, tenant_no, wa
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::store::ListPage;
 use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::embedded::rows::{at, cause_code, delivery_no, id_bytes, millis, state_code};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::stored_value::StoredCode;
-use crate::store::{ListPage, ScannedPage};
 
 row! {
     /// What a list of deliveries is filtered by, and shows but for the attempt.
@@ -90,10 +90,10 @@ pub fn list(
     ask: &DeliveryFilter,
     cursor: i64,
     limit: usize,
-) -> rusqlite::Result<ScannedPage<Delivery>> {
-    let (mut page, mut looked_back_to) = (ListPage { data: Vec::new(), next: None }, None);
+) -> rusqlite::Result<ListPage<Delivery>> {
+    let mut page = ListPage::empty();
     let Some((tenant_no, endpoint_no)) = numbers_of_any(db, tenant, ask.endpoint)? else {
-        return Ok(ScannedPage { page, looked_back_to });
+        return Ok(page);
     };
     let below = walk::below_until(db, "deliveries", "created_at", ask.until, cursor)?;
     let sql = if tenant.is_some() { delivery_list_sql(ask) } else { all_deliveries_sql(ask) };
@@ -103,7 +103,7 @@ pub fn list(
     for looked_at in 0.. {
         if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
             page.next = last.map(|no: i64| no.to_string());
-            looked_back_to = (page.data.len() < limit).then(|| at(created_at));
+            page.looked_back_to = (page.data.len() < limit).then(|| at(created_at));
             break;
         }
         let Some(row) = rows.next()? else { break };
@@ -118,7 +118,7 @@ pub fn list(
             page.data.push(listed.delivery(SqliteColumns::read_next(row, &mut column)?)?);
         }
     }
-    Ok(ScannedPage { page, looked_back_to })
+    Ok(page)
 }
 
 /// Returns the numbers of the tenant and of the endpoint, as far as they are

@@ -10,7 +10,7 @@ use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::{at, cause_code};
 use crate::store::postgres::transaction::bind;
-use crate::store::{FinishPosition, ListPage, PageRequest, Result, ScannedPage};
+use crate::store::{FinishPosition, ListPage, PageRequest, Result};
 
 /// Number of rows that a statement scans at least.
 const LOOK_MIN: usize = 500;
@@ -21,9 +21,9 @@ pub async fn list(
     tenant: Option<&TenantId>,
     filter: &DeliveryFilter,
     page: &PageRequest,
-) -> Result<ScannedPage<Delivery>> {
+) -> Result<ListPage<Delivery>> {
     let position = FinishPosition::begin(filter, page)?;
-    let nothing = ScannedPage { page: ListPage { data: Vec::new(), next: None }, looked_back_to: None };
+    let nothing = ListPage::empty();
     let Some((tenant_no, endpoint)) = numbers_of(shared, tenant, filter.endpoint).await? else { return Ok(nothing) };
     // What finished otherwise is found only tenant by tenant: its index begins
     // with the tenant.
@@ -32,8 +32,7 @@ pub async fn list(
     let list = FinishedList { tenant: tenant_no, endpoint, filter, states };
     let (rows, next) = list.page(shared, position, page.limit).await?;
     let looked_back_to = next.filter(|_| rows.len() < page.limit).map(|position| at(position.finished_at));
-    let page = ListPage { data: complete(shared, rows).await?, next: next.map(FinishPosition::cursor) };
-    Ok(ScannedPage { page, looked_back_to })
+    Ok(ListPage { data: complete(shared, rows).await?, next: next.map(FinishPosition::cursor), looked_back_to })
 }
 
 /// The filter of a list, with numbers instead of ids.

@@ -17,7 +17,7 @@ use crate::store::postgres::read_query::{read_both, read_one, read_rows};
 use crate::store::postgres::rows::{at, cause_code, delivery_id, delivery_no, state_code};
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{CandidatePage, Error, ListPage, PageRequest, Result, ScannedPage};
+use crate::store::{CandidatePage, Error, ListPage, PageRequest, Result};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -53,6 +53,10 @@ const CANCELLED: &str = "(\
 const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
     AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint, d.no";
 
+/// Deliveries with these numbers.
+const BY_NUMBERS: &str = "unnest($1::bigint[]) AS k (no) \
+    CROSS JOIN LATERAL (SELECT * FROM posthaste.deliveries d WHERE d.no = k.no LIMIT 1) d ORDER BY d.no";
+
 /// A walk through a range of numbers.
 const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
 
@@ -85,7 +89,7 @@ row! {
         /// Number of its event.
         event: i64 = "d.event",
         /// Record of the last attempt, if the delivery's row holds it.
-        last: Option<String> = "d.last",
+        last_attempt: Option<String> = "d.last_attempt",
     }
 }
 
@@ -119,8 +123,8 @@ pub async fn list(
     tenant: Option<&TenantId>,
     query: &DeliveryFilter,
     page: &PageRequest,
-) -> Result<ScannedPage<Delivery>> {
-    let mut found = ScannedPage { page: ListPage { data: Vec::new(), next: None }, looked_back_to: None };
+) -> Result<ListPage<Delivery>> {
+    let mut found = ListPage::empty();
     let cursor = cursor_no(page)?;
     let Some((tenant_no, endpoint)) = numbers_of(shared, tenant, query.endpoint).await? else { return Ok(found) };
     if page.limit == 0 {
@@ -138,20 +142,20 @@ pub async fn list(
             list.all(shared, &walk, look, wanted, &mut rows).await?
         };
         if rows.len() == page.limit {
-            found.page.next = rows.last().map(|row| row.delivery.no.to_string());
+            found.next = rows.last().map(|row| row.delivery.no.to_string());
             break;
         }
         match walk.step(look, looked) {
             WalkStep::On => {}
             WalkStep::Pause(below) => {
-                found.page.next = Some(below.to_string());
+                found.next = Some(below.to_string());
                 found.looked_back_to = looked.oldest.map(at);
                 break;
             }
             WalkStep::End => break,
         }
     }
-    found.page.data = complete(shared, rows).await?;
+    found.data = complete(shared, rows).await?;
     Ok(found)
 }
 
@@ -178,13 +182,37 @@ pub async fn candidates(
     rows.reverse();
     let (read, is_end) = (rows.len(), rows.len() < look);
     let looked_to = rows.last().map(|row| delivery_id(row.delivery.no, row.delivery.created_at));
+    let mut candidates = completed_candidates(shared, rows).await?;
+    candidates.retain(|candidate| candidate.delivery.state == state);
+    Ok(CandidatePage { candidates, looked_to, read, is_end })
+}
+
+/// Reads deliveries of a tenant by their ids, in the order of their numbers.
+pub async fn candidates_by_id(
+    shared: &PostgresState,
+    tenant: &TenantId,
+    ids: &[DeliveryId],
+) -> Result<Vec<JobCandidate>> {
+    let rows = with_numbers(shared, ids.iter().map(|id| delivery_no(*id)).collect()).await?;
+    let wanted: HashSet<&DeliveryId> = ids.iter().collect();
+    let mut candidates = completed_candidates(shared, rows).await?;
+    candidates.retain(|one| one.delivery.tenant == *tenant && wanted.contains(&one.delivery.id));
+    Ok(candidates)
+}
+
+async fn completed_candidates(shared: &PostgresState, rows: Vec<ListedDelivery>) -> Result<Vec<JobCandidate>> {
     let passed: HashSet<i64> = rows.iter().filter(|row| row.is_passed).map(|row| row.delivery.no).collect();
-    let found = complete(shared, rows).await?;
-    let candidates = found.into_iter().filter(|delivery| delivery.state == state).map(|delivery| {
-        let is_passed = passed.contains(&delivery_no(delivery.id));
-        JobCandidate { delivery, is_passed }
-    });
-    Ok(CandidatePage { candidates: candidates.collect(), looked_to, read, is_end })
+    let events: Vec<i64> = rows.iter().map(|row| row.event).collect();
+    let sql = "SELECT no FROM posthaste.events WHERE no = ANY ($1) AND octet_length(data) = 0";
+    let removed = if rows.is_empty() { Vec::new() } else { read_rows(shared, sql, bind![events]).await? };
+    let removed: HashSet<i64> = removed.iter().map(|row| row.get(0)).collect();
+    let of_removed = rows.iter().filter(|row| removed.contains(&row.event)).map(|row| row.delivery.no);
+    let expunged: HashSet<i64> = of_removed.collect();
+    let candidate = |delivery: Delivery| {
+        let no = delivery_no(delivery.id);
+        JobCandidate { delivery, is_passed: passed.contains(&no), is_expunged: expunged.contains(&no) }
+    };
+    Ok(complete(shared, rows).await?.into_iter().map(candidate).collect())
 }
 
 /// Returns the numbers of the tenant and of the endpoint, as far as they are
@@ -290,11 +318,32 @@ pub async fn find(shared: &PostgresState, tenant: &TenantId, id: DeliveryId) -> 
     Ok(found.into_iter().find(|delivery| delivery.id == id))
 }
 
-/// Returns the deliveries of an event, in the order of its endpoints.
-pub async fn of_event(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
+/// Returns the deliveries of an event, in the order of its endpoints, and behind them
+/// those that backfills made.
+pub async fn of_event(
+    shared: &PostgresState,
+    tenant: &TenantId,
+    numbers: Range<i64>,
+    event: i64,
+) -> Result<Vec<Delivery>> {
     let mut found = in_range(shared, tenant, numbers).await?;
     found.reverse();
+    let sql = "SELECT delivery FROM posthaste.backfilled WHERE event = $1";
+    let others: Vec<i64> = read_rows(shared, sql, bind![event]).await?.iter().map(|row| row.get(0)).collect();
+    if !others.is_empty() {
+        found.extend(complete(shared, with_numbers(shared, others).await?).await?);
+    }
     Ok(found)
+}
+
+/// Reads the deliveries with these numbers, in order.
+async fn with_numbers(shared: &PostgresState, numbers: Vec<i64>) -> Result<Vec<ListedDelivery>> {
+    let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBERS);
+    let (unused, limit) = (None::<i64>, numbers.len() as i64);
+    let found = read_rows(shared, &sql, bind![numbers, unused, unused, limit, unused]).await?;
+    let mut rows: Vec<ListedDelivery> = found.iter().map(ListedDelivery::read).collect();
+    rows.reverse();
+    Ok(rows)
 }
 
 async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
@@ -322,7 +371,7 @@ pub async fn complete(shared: &PostgresState, rows: Vec<ListedDelivery>) -> Resu
     events.dedup();
     let (tried, numbers): (Vec<i64>, Vec<i32>) = rows
         .iter()
-        .filter(|row| row.delivery.progress.attempts > 0 && row.last.is_none())
+        .filter(|row| row.delivery.progress.attempts > 0 && row.last_attempt.is_none())
         .map(|row| (row.delivery.no, row.delivery.progress.attempts))
         .unzip();
     let events_sql = include_str!("../sql/events_of.sql").replace("{columns}", EventOfDelivery::COLUMNS);
@@ -339,7 +388,7 @@ pub async fn complete(shared: &PostgresState, rows: Vec<ListedDelivery>) -> Resu
     let shown = |row: ListedDelivery| {
         let tenant = tenants.get(&row.tenant)?.clone();
         let event = events.get(&row.event)?.clone();
-        let last = row.last.as_deref().or_else(|| attempts.get(&row.delivery.no).copied());
+        let last = row.last_attempt.as_deref().or_else(|| attempts.get(&row.delivery.no).copied());
         Some(row.delivery.delivery(tenant, event, last).map_err(Error::from))
     };
     rows.into_iter().filter_map(shown).collect()

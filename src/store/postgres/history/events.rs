@@ -6,6 +6,7 @@ use crate::model::id::TenantId;
 use crate::store::event_row::EventRow;
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
+use crate::store::postgres::rows::at;
 use crate::store::postgres::rows::withheld_from;
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, joined, row};
@@ -46,7 +47,7 @@ pub async fn list(
     query: &EventQuery,
     page: &PageRequest,
 ) -> Result<ListPage<EventRecord>> {
-    let mut found = ListPage { data: Vec::new(), next: None };
+    let mut found = ListPage::empty();
     let cursor = cursor_no(page)?;
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(found) };
     if page.limit == 0 {
@@ -91,6 +92,7 @@ pub async fn list(
             WalkStep::On => {}
             WalkStep::Pause(below) => {
                 found.next = Some(below.to_string());
+                found.looked_back_to = scanned.oldest.map(at);
                 return Ok(found);
             }
             WalkStep::End => return Ok(found),

@@ -6,7 +6,7 @@
 DECLARE
     remembered bigint;
 BEGIN
-    INSERT INTO posthaste.ids ({ids.columns})
+    INSERT INTO posthaste.producer_ids ({ids.columns})
     SELECT i.* FROM unnest({ids}) AS i ({ids.columns})
     ORDER BY i.tenant, i.id
     ON CONFLICT (tenant, id) DO NOTHING;

@@ -8,9 +8,9 @@
 --
 -- $1 delivery, $2 tenant
 WITH known AS MATERIALIZED (
-    SELECT d.created_at, d.last FROM posthaste.deliveries d WHERE d.no = $1 AND d.tenant = $2
+    SELECT d.created_at, d.last_attempt FROM posthaste.deliveries d WHERE d.no = $1 AND d.tenant = $2
 )
-SELECT 0 AS number, k.created_at, k.last AS record FROM known k
+SELECT 0 AS number, k.created_at, k.last_attempt AS record FROM known k
 UNION ALL
 SELECT a.number, k.created_at, a.record FROM known k CROSS JOIN posthaste.attempts a WHERE a.delivery = $1
 ORDER BY 1

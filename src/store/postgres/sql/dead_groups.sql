@@ -1,13 +1,14 @@
 -- Reads the dead letters of a tenant, or of all, in groups, the largest first.
--- It adds up the folded tally and the changes that are not folded yet. The
+-- It adds up the counts and the changes that are not merged into them yet. The
 -- first and the last death of a group are sought among its first and its last
 -- day.
 --
--- Two nodes at once: it only reads, in one snapshot. A change is folded in one
+-- Two nodes at once: it only reads, in one snapshot. A change is merged in one
 -- transaction, so it is seen in exactly one of the two tables.
 --
--- Served by: the primary key of dead_tally, a scan of dead_changes, which is
--- folded every few seconds, and dead_by_group.
+-- Served by: the primary key of dead_letter_counts, a scan of
+-- dead_letter_count_changes, which are merged every few seconds, and
+-- dead_by_group.
 --
 -- $1 tenant, $2 endpoint, $3 cause, $4 answer, $5 first day, $6 last day,
 -- $7 to $11 whether to group by tenant, endpoint, cause, answer and day,
@@ -18,10 +19,10 @@ WITH net AS (
            CASE WHEN $9 THEN y.cause END AS by_cause, CASE WHEN $10 THEN y.answer END AS by_answer,
            CASE WHEN $11 THEN y.day END AS by_day
     FROM (
-        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_tally
+        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_letter_counts
         WHERE ($1::bigint IS NULL OR tenant = $1)
         UNION ALL
-        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_changes
+        SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_letter_count_changes
         WHERE ($1::bigint IS NULL OR tenant = $1)
     ) y JOIN posthaste.tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
     WHERE ($2::bigint IS NULL OR y.endpoint = $2) AND ($3::smallint IS NULL OR y.cause = $3)

@@ -14,13 +14,15 @@ WITH old AS MATERIALIZED (
       AND (SELECT d.no FROM posthaste.dead d WHERE d.endpoint = p.no LIMIT 1) IS NULL
       AND (SELECT f.no FROM posthaste.finished f WHERE f.endpoint = p.no LIMIT 1) IS NULL
     LIMIT $2 FOR UPDATE OF p SKIP LOCKED
-), milestones AS (
-    DELETE FROM posthaste.milestones WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
+), endpoint_events AS (
+    DELETE FROM posthaste.endpoint_events WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
 ), health AS (
     DELETE FROM posthaste.health WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
 ), secrets AS (
     DELETE FROM posthaste.secrets WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
 ), lanes AS (
     DELETE FROM posthaste.lanes WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
+), floors AS (
+    DELETE FROM posthaste.seq_floors WHERE endpoint = ANY (ARRAY(SELECT no FROM old))
 )
 DELETE FROM posthaste.endpoints WHERE no = ANY (ARRAY(SELECT no FROM old))

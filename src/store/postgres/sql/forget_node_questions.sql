@@ -3,4 +3,4 @@
 -- Two nodes at once: the calling node has given up long ago.
 --
 -- Served by: no index; the table is small.
-DELETE FROM posthaste.calls WHERE asked_at < now() - interval '10 minutes'
+DELETE FROM posthaste.node_questions WHERE asked_at < now() - interval '10 minutes'

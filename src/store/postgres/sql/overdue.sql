@@ -8,5 +8,5 @@
 SELECT {columns}
 FROM posthaste.queue d
 CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
-WHERE d.look_at IS NOT NULL AND d.shard = ANY ({shards}) AND p.deleted_at IS NULL AND d.format <= {format_max}
-ORDER BY d.look_at LIMIT {limit}
+WHERE d.expiry_check_at IS NOT NULL AND d.shard = ANY ({shards}) AND p.deleted_at IS NULL AND d.format <= {format_max}
+ORDER BY d.expiry_check_at LIMIT {limit}

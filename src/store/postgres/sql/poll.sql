@@ -13,7 +13,7 @@
 -- Served by: queue_arrivals; the order leaves the planner no other index.
 SELECT {columns}
 FROM posthaste.catalog c LEFT JOIN (
-    SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.look_at) AS look_at, count(*) AS arrived
+    SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.expiry_check_at) AS expiry_check_at, count(*) AS arrived
     FROM (
         (SELECT w.* FROM posthaste.queue w
          WHERE w.xid >= {end}::xid8 AND w.origin <> {node} AND w.shard = ANY({shards}) ORDER BY w.xid)

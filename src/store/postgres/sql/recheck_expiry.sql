@@ -4,7 +4,7 @@
 -- Two nodes at once: as settle_delivered.
 --
 -- Served by: the primary keys of queue and shards.
-UPDATE posthaste.queue q SET look_at = s.look_at
+UPDATE posthaste.queue q SET expiry_check_at = s.expiry_check_at
 FROM unnest({rechecked}) AS s ({rechecked.columns})
 WHERE q.no = s.no
   AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})

@@ -8,8 +8,9 @@
 -- may die meanwhile and a dead one may be replayed; both need the same events
 -- either way, and one statement sees each delivery in one table.
 --
--- Served by: the primary keys of queue and dead; finished_late. An event's
--- deliveries are numbered a little after it, perhaps beyond its day.
+-- Served by: the primary keys of queue, dead and backfilled; finished_late. An
+-- event's deliveries are numbered a little after it, perhaps beyond its day;
+-- those of a backfill may be numbered on any later day.
 --
 -- $1 the day's lowest number, $2 below this number, $3 the slack after it,
 -- $4 finished at this time or later, $5 how many rows at most
@@ -25,5 +26,11 @@ WITH kept AS MATERIALIZED (
 )
 SELECT k.no, k.is_finished, true AS is_delivery FROM kept k WHERE k.no < $2
 UNION ALL
-SELECT DISTINCT k.event, false, false FROM kept k WHERE k.event >= $1 AND k.event < $2
+SELECT e.event, false, false FROM (
+    SELECT k.event FROM kept k WHERE k.event >= $1 AND k.event < $2
+    UNION
+    SELECT b.event FROM posthaste.backfilled b
+    CROSS JOIN LATERAL (SELECT d.no FROM posthaste.deliveries d WHERE d.no = b.delivery LIMIT 1) d
+    WHERE b.event >= $1 AND b.event < $2
+) e
 LIMIT $5

@@ -15,16 +15,16 @@ WITH said AS (
       AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at
     RETURNING q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, q.passed,
-              q.expires_at, q.replayed_at, q.first_attempt_at, q.stumbles, q.stumble, q.due_at,
-              s.at AS finished_at, s.record AS last, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
+              q.expires_at, q.replayed_at, q.first_attempt_at, q.internal_errors, q.internal_error, q.due_at,
+              s.at AS finished_at, s.record AS last_attempt, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
               s.no_such_name, s.forbidden_target, s.started_at
 ), kept AS (
     INSERT INTO posthaste.finished (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
         expires_at, replayed_at, attempts, attempts_before, first_attempt_at, age_from, held_before, not_found,
-        no_such_name, forbidden_target, stumbles, stumble, last, state, due_at, finished_at)
+        no_such_name, forbidden_target, internal_errors, internal_error, last_attempt, state, due_at, finished_at)
     SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, true, expires_at, replayed_at, attempts,
            attempts_before, coalesce(first_attempt_at, started_at), age_from, held_before, not_found, no_such_name,
-           forbidden_target, stumbles, stumble, last, 1, due_at, finished_at
+           forbidden_target, internal_errors, internal_error, last_attempt, 1, due_at, finished_at
     FROM gone
 ), next AS (
     SELECT g.no, g.endpoint, g.lane, g.finished_at, l.head IS NOT NULL AS is_head, n.no AS next, n.is_dead, n.event

@@ -10,7 +10,7 @@ WITH said AS (
         due_at = s.at, attempts = s.attempts, attempts_before = s.attempts_before, age_from = s.age_from,
         held_before = s.held_before, not_found = s.not_found, no_such_name = s.no_such_name,
         forbidden_target = s.forbidden_target, first_attempt_at = coalesce(q.first_attempt_at, s.started_at),
-        last_delay = s.last_delay, max_age = s.max_age, look_at = s.look_at, urgent = false
+        last_delay = s.last_delay, max_age = s.max_age, expiry_check_at = s.expiry_check_at, urgent = false
     FROM said s
     WHERE q.no = s.no
       AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})

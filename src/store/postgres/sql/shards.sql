@@ -12,6 +12,6 @@ FROM posthaste.shards s LEFT JOIN (
     SELECT p.shard, min(f.due_at) AS due_at
     FROM posthaste.endpoints p CROSS JOIN LATERAL (
         SELECT q.due_at FROM posthaste.queue q WHERE q.endpoint = p.no AND NOT q.behind ORDER BY q.due_at LIMIT 1) f
-    WHERE p.deleted_at IS NULL AND p.standing::json ->> 'state' = 'active'
+    WHERE p.deleted_at IS NULL AND p.status::json ->> 'state' = 'active'
     GROUP BY p.shard) l ON l.shard = s.shard
 ORDER BY s.shard

@@ -7,9 +7,9 @@
 -- it stays within its page (HOT).
 --
 -- $1 endpoints, $2 generations, $3 versions, $4 health as JSON
-INSERT INTO posthaste.health AS h (endpoint, life, serial, health)
+INSERT INTO posthaste.health AS h (endpoint, generation, version, health)
 SELECT DISTINCT ON (n.endpoint) n.*
-FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::text[]) AS n (endpoint, life, serial, health)
-ORDER BY n.endpoint, n.life DESC, n.serial DESC
-ON CONFLICT (endpoint) DO UPDATE SET life = excluded.life, serial = excluded.serial, health = excluded.health
-WHERE (excluded.life, excluded.serial) > (h.life, h.serial)
+FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::text[]) AS n (endpoint, generation, version, health)
+ORDER BY n.endpoint, n.generation DESC, n.version DESC
+ON CONFLICT (endpoint) DO UPDATE SET generation = excluded.generation, version = excluded.version, health = excluded.health
+WHERE (excluded.generation, excluded.version) > (h.generation, h.version)

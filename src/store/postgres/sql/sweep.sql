@@ -20,9 +20,9 @@ WITH taken AS (
 INSERT INTO posthaste.finished
     (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, attempts,
      attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, forbidden_target, last_delay,
-     max_age, stumbles, stumble, last, state, cause, due_at, finished_at)
+     max_age, internal_errors, internal_error, last_attempt, state, cause, due_at, finished_at)
 SELECT q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, true, q.expires_at,
        q.replayed_at, q.attempts, q.attempts_before, q.first_attempt_at, q.age_from, q.held_before, q.not_found,
-       q.no_such_name, q.forbidden_target, q.last_delay, q.max_age, q.stumbles, q.stumble, NULL, 3, NULL, q.due_at,
+       q.no_such_name, q.forbidden_target, q.last_delay, q.max_age, q.internal_errors, q.internal_error, NULL, 3, NULL, q.due_at,
        p.deleted_at
 FROM taken q JOIN posthaste.endpoints p ON p.no = q.endpoint

@@ -1,0 +1,287 @@
+//! Examines an installation: the machine, the files, the store, and what the endpoints
+//! need.
+//!
+//! A running gateway examines itself, for `GET /v1/doctor`. Of a stopped one the same is
+//! examined from its settings and its data directory, as far as that can be told.
+//! Nothing is changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::api::doctor::{Examiner, SeenProxy};
+use crate::clock::{Clock, SystemClock};
+use crate::config::Settings;
+use crate::lifecycle::Gateway;
+use crate::lifecycle::attention;
+use crate::lifecycle::egress::Egress;
+use crate::model::attention::Severity;
+use crate::model::database::DatabaseUrl;
+use crate::model::finding::DoctorFinding;
+use crate::store::embedded::inspect::{self, StoreInspection};
+use crate::store::postgres::inspect::{self as database, DatabaseInspection};
+use crate::store::seal::Seal;
+use crate::store::{PageRequest, TokenScope};
+use catalog::CatalogFacts;
+
+mod catalog;
+mod files;
+mod machine;
+
+/// What ends within this time is warned of.
+const SOON: Duration = Duration::from_secs(14 * 86_400);
+/// Most tokens that are looked at.
+const TOKENS_MAX: usize = 1_000;
+
+fn ends_soon(end: Timestamp, now: Timestamp) -> bool {
+    end.duration_since(now).as_secs() < SOON.as_secs() as i64
+}
+
+/// A running gateway that examines itself.
+pub struct GatewayExaminer {
+    settings: Settings,
+    gateway: Arc<Gateway>,
+    egress: Arc<Egress>,
+}
+
+impl GatewayExaminer {
+    /// Creates the examiner of a gateway with these settings.
+    pub fn new(settings: &Settings, gateway: Arc<Gateway>, egress: Arc<Egress>) -> Self {
+        Self { settings: settings.clone(), gateway, egress }
+    }
+
+    async fn catalog(&self) -> CatalogFacts {
+        let store = &self.gateway.store;
+        let endpoints = store.tenants().iter().flat_map(|tenant| store.endpoints(&tenant.id)).collect();
+        let page = PageRequest { cursor: None, limit: TOKENS_MAX };
+        let tokens = store.tokens(TokenScope::All, page).await.map(|page| page.data).unwrap_or_default();
+        CatalogFacts { endpoints, tokens: tokens.into_iter().map(Arc::new).collect() }
+    }
+
+    /// Judges what the gateway itself reports, and its self-test.
+    async fn operation(&self) -> Vec<DoctorFinding> {
+        let collected = attention::collect(&self.gateway, None).await;
+        let count = |severity: Severity| collected.items.iter().filter(|item| item.severity == severity).count();
+        let (critical, warnings) = (count(Severity::Critical), count(Severity::Warning));
+        let detail = format!("{critical} critical matters and {warnings} warnings need attention");
+        let way_out = "`posthaste status` lists them, with the command that helps";
+        let attention = match (critical, warnings) {
+            (0, 0) => DoctorFinding::ok("attention", "nothing needs attention"),
+            (0, _) => DoctorFinding::warning("attention", detail, way_out),
+            _ => DoctorFinding::problem("attention", detail, way_out),
+        };
+        let mut findings = vec![attention];
+        if self.settings.self_test.0 {
+            let age = self.gateway.metrics.self_test_age(self.gateway.clock.now());
+            findings.push(judge_self_test(age));
+        }
+        findings
+    }
+}
+
+fn judge_self_test(age: Option<Duration>) -> DoctorFinding {
+    match age {
+        Some(age) if age > Duration::from_secs(300) => DoctorFinding::problem(
+            "self_test",
+            format!("the last event that the gateway sent itself and that arrived is {} seconds old", age.as_secs()),
+            "see the log: nothing may be delivered",
+        ),
+        Some(age) => {
+            DoctorFinding::ok("self_test", format!("an event came all the way through {} seconds ago", age.as_secs()))
+        }
+        None => DoctorFinding::ok("self_test", "the first is still to come"),
+    }
+}
+
+#[async_trait]
+impl Examiner for GatewayExaminer {
+    async fn examine(&self, seen: SeenProxy) -> Vec<DoctorFinding> {
+        let (settings, now) = (&self.settings, self.gateway.clock.wall());
+        let mut findings = vec![DoctorFinding::ok("gateway", "it runs, and examined itself")];
+        let installation = Installation { settings, now, is_running: true };
+        let (stored, _) = installation.examine(Some(seen)).await;
+        findings.extend(stored);
+        findings.extend(catalog::of_catalog(&self.catalog().await, settings, &self.egress, now).await);
+        findings.push(files::mail(settings, self.gateway.clock.clone()).await);
+        findings.extend(self.operation().await);
+        findings
+    }
+}
+
+/// Examines a stopped installation from its settings and its data directory.
+pub async fn examine_stopped(settings: &Settings) -> Vec<DoctorFinding> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let now = clock.wall();
+    if let Err(problem) = settings.check() {
+        return vec![DoctorFinding::of_failure("settings", &format!("{problem:#}"))];
+    }
+    let mut findings = vec![DoctorFinding::ok("settings", "every setting can be used")];
+    let installation = Installation { settings, now, is_running: false };
+    let (stored, seal) = installation.examine(None).await;
+    findings.extend(stored);
+    match super::egress(settings, Vec::new()) {
+        Err(problem) => findings.push(DoctorFinding::of_failure("egress_rules", &format!("{problem:#}"))),
+        Ok(egress) => findings.extend(installation.catalog(seal, &egress).await),
+    }
+    findings.push(files::mail(settings, clock).await);
+    findings
+}
+
+/// An installation as its settings describe it.
+struct Installation<'a> {
+    settings: &'a Settings,
+    now: Timestamp,
+    is_running: bool,
+}
+
+impl Installation<'_> {
+    /// Examines machine, files and store. Returns the master key, if it fits a store of
+    /// this version.
+    async fn examine(&self, seen: Option<SeenProxy>) -> (Vec<DoctorFinding>, Option<Seal>) {
+        let settings = self.settings;
+        let mut findings =
+            vec![files::permissions(settings), files::listening(settings, self.now), files::proxies(settings, seen)];
+        findings.extend(machine::of_process(settings));
+        let database = settings.database();
+        let (stored, seal) = match database {
+            Err(problem) => (vec![DoctorFinding::of_failure("database", &format!("{problem:#}"))], None),
+            Ok(Some(url)) => self.database(&url).await,
+            Ok(None) => self.embedded(),
+        };
+        findings.extend(stored);
+        (findings, seal)
+    }
+
+    fn embedded(&self) -> (Vec<DoctorFinding>, Option<Seal>) {
+        let folder = &self.settings.data.0;
+        let mut findings = Vec::new();
+        if !folder.exists() {
+            let detail = format!("there is no data directory {}; the first start makes it", folder.display());
+            findings.push(DoctorFinding::warning(
+                "store",
+                detail,
+                "name the one that is there with --data, if there is one",
+            ));
+            return (findings, None);
+        }
+        if !self.is_running && inspect::is_in_use(folder) {
+            findings.push(DoctorFinding::problem(
+                "store",
+                format!("a gateway runs on {}, and could not be asked", folder.display()),
+                "name its address with --server and its admin token with --token-file",
+            ));
+        }
+        findings.extend(machine::of_data_directory(self.settings, false));
+        findings.push(machine::clock(self.settings, self.now));
+        match inspect::inspect(folder) {
+            Err(problem) => {
+                let way_out = "restore a backup (docs/operating.md)";
+                findings.push(DoctorFinding::problem("store", format!("{problem:#}"), way_out));
+                (findings, None)
+            }
+            Ok(None) => {
+                findings.push(DoctorFinding::ok("store", format!("there is none in {} yet", folder.display())));
+                findings.push(files::master_key(self.settings, None).0);
+                (findings, None)
+            }
+            Ok(Some(seen)) => {
+                findings.push(judge_schema(seen.version, seen.known_version));
+                findings.extend(self.retention(&seen));
+                let (key, seal) = files::master_key(self.settings, seen.key_check.as_deref());
+                findings.push(key);
+                (findings, seal.filter(|_| seen.version == seen.known_version))
+            }
+        }
+    }
+
+    fn retention(&self, seen: &StoreInspection) -> Option<DoctorFinding> {
+        let kept_for = self.now.duration_since(seen.oldest_event_at?).unsigned_abs();
+        machine::retention(self.settings, seen.bytes, kept_for)
+    }
+
+    async fn database(&self, url: &DatabaseUrl) -> (Vec<DoctorFinding>, Option<Seal>) {
+        let seen = match database::inspect(url).await {
+            Ok(seen) => seen,
+            Err(problem) => {
+                let way_out = "start the database, or mend --database-url";
+                return (vec![DoctorFinding::problem("database", format!("{problem:#}"), way_out)], None);
+            }
+        };
+        let mut findings = vec![judge_database(&seen), judge_round_trip(seen.round_trip)];
+        findings.extend(seen.warnings.iter().map(|warning| DoctorFinding::of_failure("database_settings", warning)));
+        if seen.warnings.is_empty() {
+            findings.push(DoctorFinding::ok("database_settings", "what the database confirms is on its disk"));
+        }
+        findings.push(machine::judge_clock_of_database(self.now.duration_since(seen.now).as_millis() as i64));
+        findings.push(match seen.version {
+            Some(version) => judge_schema(version, seen.known_version),
+            None => DoctorFinding::ok("schema", "there is none yet; the first start makes it"),
+        });
+        let (key, seal) = files::master_key(self.settings, seen.key_check.as_deref());
+        findings.push(key);
+        (findings, seal)
+    }
+
+    /// Examines what endpoints and tokens need, if they can be read without a gateway.
+    async fn catalog(&self, seal: Option<Seal>, egress: &Egress) -> Vec<DoctorFinding> {
+        let is_shared = !matches!(self.settings.database(), Ok(None));
+        let unread = |why: &str| {
+            vec![DoctorFinding::warning("endpoints", why, "start the gateway, and run `posthaste doctor` again")]
+        };
+        if is_shared {
+            return unread("the endpoints of a database are examined by a running node alone");
+        }
+        let Some(seal) = seal else {
+            let has_store = self.settings.data.0.join(crate::store::embedded::STORE_FILE).exists();
+            return if has_store { unread("the endpoints of this store cannot be read") } else { Vec::new() };
+        };
+        match inspect::catalog_of(&self.settings.data.0, &seal) {
+            Ok((endpoints, tokens)) => {
+                catalog::of_catalog(&CatalogFacts { endpoints, tokens }, self.settings, egress, self.now).await
+            }
+            Err(problem) => unread(&format!("the endpoints of this store cannot be read: {problem:#}")),
+        }
+    }
+}
+
+fn judge_schema(version: usize, known: usize) -> DoctorFinding {
+    match version.cmp(&known) {
+        std::cmp::Ordering::Equal => {
+            DoctorFinding::ok("schema", format!("version {version}, the newest that is known"))
+        }
+        std::cmp::Ordering::Less => DoctorFinding::warning(
+            "schema",
+            format!("version {version}, of an older posthaste; the next start of this one makes it version {known}"),
+            "make a backup before that: an older posthaste cannot read it afterwards",
+        ),
+        std::cmp::Ordering::Greater => DoctorFinding::problem(
+            "schema",
+            format!("version {version}, of a newer posthaste; this one knows version {known}"),
+            "run the newer posthaste, or restore a backup from before",
+        ),
+    }
+}
+
+fn judge_database(seen: &DatabaseInspection) -> DoctorFinding {
+    let server = format!("PostgreSQL {}", seen.server);
+    if !seen.is_supported {
+        DoctorFinding::problem("database", server, "posthaste needs PostgreSQL 15 or newer")
+    } else if seen.is_standby {
+        DoctorFinding::problem("database", format!("{server} takes no writes"), "name the primary in --database-url")
+    } else if seen.max_connections < 40 * seen.nodes.max(1) {
+        let detail = format!("{server} takes {} connections for {} nodes", seen.max_connections, seen.nodes);
+        DoctorFinding::warning("database", detail, "raise max_connections (docs/scale.md), or put a pooler before it")
+    } else {
+        DoctorFinding::ok("database", format!("{server}, with {} nodes at present", seen.nodes))
+    }
+}
+
+fn judge_round_trip(median: Duration) -> DoctorFinding {
+    let detail = format!("a round trip to the database takes {:.1} ms", median.as_secs_f64() * 1_000.0);
+    match median.as_millis() {
+        0..10 => DoctorFinding::ok("database_latency", detail),
+        _ => DoctorFinding::warning("database_latency", detail, "put gateway and database into the same place"),
+    }
+}

@@ -1,0 +1,311 @@
+// What pages gain with script: ages and countdowns by the server's clock, fresh
+// figures without a reload, copy buttons, keys. Every page works without it.
+"use strict";
+(() => {
+  const body = document.body;
+  const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
+
+  // ---- time, by the server's clock
+  let ahead = Number(body.dataset.now || Date.now()) - Date.now();
+  const now = () => Date.now() + ahead;
+
+  function span(seconds) {
+    const whole = Math.max(0, Math.floor(seconds));
+    const two = (a, an, b, bn) => (b ? `${a} ${an} ${b} ${bn}` : `${a} ${an}`);
+    if (whole < 60) return `${whole} s`;
+    if (whole < 3600) return two(Math.floor(whole / 60), "min", whole < 600 ? whole % 60 : 0, "s");
+    if (whole < 86400) return two(Math.floor(whole / 3600), "h", Math.floor((whole % 3600) / 60), "min");
+    return two(Math.floor(whole / 86400), "d", Math.floor((whole % 86400) / 3600), "h");
+  }
+
+  let askAt = Infinity;
+  function tick() {
+    for (const time of all("time[data-shows]")) {
+      const at = Date.parse(time.dateTime);
+      if (Number.isNaN(at)) continue;
+      if (!time.dataset.text) time.dataset.text = time.textContent;
+      const seconds = (at - now()) / 1000;
+      let more = seconds > 0.5 ? `in ${span(seconds)}` : `${span(-seconds)} ago`;
+      if (time.dataset.shows === "countdown" && seconds <= 0.5) {
+        more = "now";
+        if (!time.dataset.over) {
+          time.dataset.over = "yes";
+          // Viewers do not all come back in the same instant.
+          askAt = Math.min(askAt, Date.now() + 300 + Math.random() * 700);
+        }
+      }
+      const text = `${time.dataset.text} (${more})`;
+      if (time.textContent !== text) time.textContent = text;
+    }
+    const stale = document.querySelector("[data-as-of]");
+    if (stale && freshAt) {
+      const age = (Date.now() - freshAt) / 1000;
+      stale.textContent = age > 15 ? `Times are UTC. This page is ${span(age)} old.` : "Times are UTC.";
+    }
+  }
+
+  // ---- fresh figures: the same page again, its regions replaced
+  const policy = window.trustedTypes
+    ? window.trustedTypes.createPolicy("pages", { createHTML: (text) => text })
+    : { createHTML: (text) => text };
+  const INTERVAL = 3000;
+  let etag = null;
+  let freshAt = Date.now();
+  let wait = INTERVAL;
+  let isOn = sessionStorage.getItem("refresh") !== "off";
+  const hasRegions = () => document.querySelector("[data-live]") !== null;
+
+  function isBusy(region) {
+    const active = document.activeElement;
+    if (active && active !== body && region.contains(active) && active.matches("input, select, textarea, button, summary, [contenteditable]")) return true;
+    const chosen = document.getSelection();
+    if (chosen && !chosen.isCollapsed && region.contains(chosen.anchorNode)) return true;
+    if (region.matches(":active")) return true;
+    return all("input, select, textarea", region).some((field) =>
+      field.type === "checkbox" || field.type === "radio" ? field.checked !== field.defaultChecked
+        : field.tagName === "SELECT" ? false : field.value !== field.defaultValue);
+  }
+
+  function adopt(page) {
+    for (const region of all("[data-live]")) {
+      const next = page.getElementById(region.id);
+      if (!next || isBusy(region)) continue;
+      for (const open of all("details[open][id]", region)) {
+        const same = next.querySelector(`#${CSS.escape(open.id)}`);
+        if (same) same.open = true;
+      }
+      const focused = region.contains(document.activeElement) ? document.activeElement.id : "";
+      const adopted = document.adoptNode(next);
+      region.replaceWith(adopted);
+      if (focused) document.getElementById(focused)?.focus();
+    }
+    tick();
+  }
+
+  async function refresh() {
+    const began = Date.now();
+    try {
+      const answer = await fetch(location.href, { headers: etag ? { "If-None-Match": etag } : {}, credentials: "same-origin" });
+      const at = Number(answer.headers.get("x-server-time"));
+      if (at) ahead = at - Date.now();
+      if (answer.status === 200) {
+        etag = answer.headers.get("etag");
+        adopt(new DOMParser().parseFromString(policy.createHTML(await answer.text()), "text/html"));
+      } else if (answer.status === 401) {
+        location.reload();
+        return;
+      }
+      if (answer.ok || answer.status === 304) freshAt = Date.now();
+      wait = Math.max(INTERVAL, (Date.now() - began) * 5);
+    } catch {
+      wait = Math.min(wait * 2, 60000);
+    }
+  }
+
+  let nextAt = Date.now() + INTERVAL;
+  let isAsking = false;
+  async function beat() {
+    tick();
+    const isDue = Date.now() >= Math.min(nextAt, askAt);
+    if (isOn && isDue && !isAsking && !document.hidden && hasRegions()) {
+      isAsking = true;
+      askAt = Infinity;
+      await refresh();
+      isAsking = false;
+      nextAt = Date.now() + wait;
+    }
+  }
+  setInterval(beat, 500);
+  tick();
+
+  function showRefresh() {
+    const note = document.querySelector("[data-refresh-note]");
+    if (!note || !hasRegions()) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = isOn ? "Stop refreshing" : "Refresh by itself";
+    button.addEventListener("click", () => {
+      isOn = !isOn;
+      sessionStorage.setItem("refresh", isOn ? "on" : "off");
+      showRefresh();
+    });
+    note.replaceChildren(button);
+  }
+  showRefresh();
+
+  // ---- a one-time code in the fragment is posted once, and leaves the address
+  const enter = document.querySelector("form[data-enter]");
+  if (enter && location.hash.length > 1) {
+    enter.elements.code.value = decodeURIComponent(location.hash.slice(1));
+    history.replaceState(null, "", location.pathname);
+    enter.submit();
+  }
+
+  // ---- copy, also without the clipboard of a secure context
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      const area = document.createElement("textarea");
+      area.value = text;
+      body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      return done;
+    }
+  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const from = document.getElementById(button.dataset.copy);
+    const done = await copy(from ? from.textContent : "");
+    const label = button.textContent;
+    button.textContent = done ? "Copied" : "Copy it by hand";
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
+
+  // ---- boxes that choose all rows
+  document.addEventListener("change", (event) => {
+    const box = event.target.closest("input[data-all]");
+    if (!box) return;
+    for (const other of all(`input[type=checkbox][name="${CSS.escape(box.dataset.all)}"]`)) other.checked = box.checked;
+  });
+
+  // ---- local or universal time
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-local-time]");
+    if (!button) return;
+    for (const time of all("time[data-shows]")) {
+      time.dataset.text = new Date(time.dateTime).toLocaleString();
+    }
+    tick();
+  });
+
+  // ---- keys, outside fields; `?` shows them, and they can be switched off
+  const PAGES = { o: "", e: "endpoints", d: "deliveries", l: "live", x: "dead-letters", j: "jobs", t: "tenants" };
+  let afterG = 0;
+  const areKeysOn = () => sessionStorage.getItem("keys") !== "off";
+  function move(step) {
+    const links = all("main tbody a[href]");
+    const at = links.indexOf(document.activeElement);
+    links[Math.min(links.length - 1, Math.max(0, at + step))]?.focus();
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !areKeysOn()) return;
+    if (event.target.closest("input, select, textarea, [contenteditable]")) return;
+    const key = event.key;
+    if (Date.now() - afterG < 1000 && key in PAGES) {
+      afterG = 0;
+      const isHome = body.classList.contains("portal") && key === "o";
+      location.href = body.dataset.root + (isHome ? "../portal" : PAGES[key]);
+    } else if (key === "g") {
+      afterG = Date.now();
+    } else if (key === "/") {
+      event.preventDefault();
+      // On a narrow screen the search is in the menu.
+      const menu = document.querySelector("details.menu");
+      if (menu && menu.checkVisibility()) menu.open = true;
+      document.getElementById("search")?.focus();
+    } else if (key === "j") {
+      move(1);
+    } else if (key === "k") {
+      move(-1);
+    } else if (key === "r") {
+      etag = null;
+      refresh();
+    } else if (key === "?") {
+      help();
+    }
+  });
+  function help() {
+    let dialog = document.getElementById("keys");
+    if (!dialog) {
+      dialog = document.createElement("dialog");
+      dialog.id = "keys";
+      const title = document.createElement("h2");
+      title.textContent = "Keys";
+      const list = document.createElement("dl");
+      list.className = "facts";
+      const rows = [["/", "find an id"], ["g then o, e, d, x, j, l, t", "go to a page"], ["j, k", "next and previous row"], ["r", "refresh now"], ["?", "this list"]];
+      for (const [keys, what] of rows) {
+        const term = document.createElement("dt");
+        term.textContent = keys;
+        const detail = document.createElement("dd");
+        detail.textContent = what;
+        list.append(term, detail);
+      }
+      const off = document.createElement("button");
+      off.textContent = "Switch keys off in this tab";
+      off.addEventListener("click", () => { sessionStorage.setItem("keys", "off"); dialog.close(); });
+      const close = document.createElement("button");
+      close.textContent = "Close";
+      close.addEventListener("click", () => dialog.close());
+      dialog.append(title, list, close, off);
+      body.append(dialog);
+    }
+    dialog.showModal();
+  }
+
+  // ---- the live tail: one stream while the page is seen
+  const tail = document.querySelector("[data-tail]");
+  if (tail) {
+    const rows = tail.querySelector("tbody");
+    const note = document.querySelector("[data-tail-note]");
+    const pause = document.querySelector("[data-tail-pause]");
+    let source = null;
+    let isPaused = false;
+    const say = (text) => { if (note) note.textContent = text; };
+    function add(row) {
+      const line = document.createElement("tr");
+      for (const [name, text] of row.cells) {
+        const cell = document.createElement("td");
+        cell.dataset.label = name;
+        if (row.links && row.links[name]) {
+          const link = document.createElement("a");
+          link.href = row.links[name];
+          link.textContent = text;
+          cell.append(link);
+        } else {
+          cell.textContent = text;
+        }
+        line.append(cell);
+      }
+      line.className = "fresh";
+      rows.prepend(line);
+      while (rows.children.length > 200) rows.lastChild.remove();
+    }
+    function open() {
+      if (source || isPaused || document.hidden) return;
+      source = new EventSource(tail.dataset.tail);
+      source.addEventListener("row", (event) => add(JSON.parse(event.data)));
+      source.addEventListener("skipped", (event) => say(`${event.data} more were not shown.`));
+      source.onopen = () => say("Connected.");
+      source.onerror = () => say("The connection was lost; trying again.");
+    }
+    function close() {
+      source?.close();
+      source = null;
+    }
+    document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+    pause?.addEventListener("click", () => {
+      isPaused = !isPaused;
+      pause.textContent = isPaused ? "Go on" : "Pause";
+      if (isPaused) { close(); say("Paused."); } else open();
+    });
+    open();
+  }
+
+  // ---- a portal in a frame tells its height to the page around it
+  const origins = (body.dataset.frameOrigins || "").split(" ").filter(Boolean);
+  if (window.parent !== window && origins.length) {
+    // Its height is that of the content then, not that of the frame.
+    body.classList.add("framed");
+    // Not every browser says who holds the frame; messages to others are dropped.
+    const around = location.ancestorOrigins?.[0];
+    const told = around ? origins.filter((origin) => origin === around) : origins;
+    const tell = () => told.forEach((origin) => window.parent.postMessage({ posthasteHeight: body.offsetHeight }, origin));
+    new ResizeObserver(tell).observe(body);
+  }
+})();

@@ -1,0 +1,317 @@
+//! Jobs: what runs, what ran, and how far one has come.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::dead_letter_filter::query;
+use super::endpoint_labels::{EndpointLabel, labels_in};
+use super::recovery_words::{self, counted, job_mark, kind_of, kind_verb, pace};
+use crate::dashboard::api_caller::api_path;
+use crate::dashboard::context::PageContext;
+use crate::dashboard::frame::Frame;
+use crate::dashboard::page_answer::PageAnswer;
+use crate::dashboard::page_error::PageError;
+use crate::dashboard::words;
+use crate::model::id::TenantId;
+use crate::model::job::{JobFilter, JobKind};
+use crate::model::named_enum::NamedEnum;
+
+#[derive(Deserialize)]
+struct FoundJobs {
+    data: Vec<FoundJob>,
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct FoundJob {
+    id: String,
+    tenant: String,
+    kind: String,
+    state: String,
+    filter: JobFilter,
+    matched: u64,
+    is_exact: bool,
+    done: u64,
+    left_out: Vec<FoundLeftOut>,
+    outcome: FoundOutcome,
+    endpoints: Vec<FoundJobEndpoint>,
+    per_second: Option<f64>,
+    not_older_than: Option<String>,
+    even_overtaken: bool,
+    note: Option<String>,
+    by: String,
+    started_at: Timestamp,
+    finished_at: Option<Timestamp>,
+    eta_at: Option<Timestamp>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct FoundLeftOut {
+    why: String,
+    count: u64,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+struct FoundOutcome {
+    delivered: u64,
+    dead: u64,
+    waiting: u64,
+}
+
+#[derive(Deserialize)]
+struct FoundJobEndpoint {
+    endpoint: String,
+    matched: u64,
+    done: u64,
+    is_done: bool,
+    outcome: FoundOutcome,
+}
+
+impl FoundJob {
+    fn verb(&self) -> &'static str {
+        kind_verb(kind_of(&self.kind))
+    }
+
+    fn mark(&self) -> &'static str {
+        job_mark(&self.state)
+    }
+
+    fn is_sending(&self) -> bool {
+        kind_of(&self.kind).is_sending()
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.state.as_str(), "finished" | "cancelled" | "failed")
+    }
+
+    fn is_of_all(&self) -> bool {
+        self.tenant == TenantId::system().as_str()
+    }
+
+    fn left_out_count(&self) -> u64 {
+        self.left_out.iter().map(|left_out| left_out.count).sum()
+    }
+
+    /// How many are through: sent ones once their delivery has ended.
+    fn through(&self) -> u64 {
+        through(self.done, &self.outcome) + self.left_out_count()
+    }
+
+    /// How many there are to come through. While the job still looks, more may come.
+    fn whole(&self) -> u64 {
+        self.matched.max(self.through()).max(1)
+    }
+
+    /// Says how far the job has come.
+    fn progress(&self) -> String {
+        let of = if self.is_exact { "of" } else { "of at least" };
+        let mut said = format!(
+            "{} {of} {} {} through",
+            words::count(self.through()),
+            words::count(self.matched),
+            if self.matched == 1 { "is" } else { "are" }
+        );
+        if self.is_sending() {
+            said.push_str(&format!(
+                ": {} delivered, {} dead again, {} waiting now",
+                words::count(self.outcome.delivered),
+                words::count(self.outcome.dead),
+                words::count(self.outcome.waiting)
+            ));
+        }
+        if self.left_out_count() > 0 {
+            said.push_str(&format!(", {} left as they are", words::count(self.left_out_count())));
+        }
+        said.push('.');
+        said
+    }
+
+    fn pace(&self) -> String {
+        match self.per_second {
+            Some(per_second) => format!("{} per second and endpoint", pace(per_second)),
+            None => "a quarter of each endpoint's rate".to_owned(),
+        }
+    }
+
+    /// Says in words what the job takes.
+    fn taken(&self) -> String {
+        taken(kind_of(&self.kind), &self.filter)
+    }
+}
+
+fn through(done: u64, outcome: &FoundOutcome) -> u64 {
+    done.saturating_sub(outcome.waiting)
+}
+
+impl FoundJobEndpoint {
+    fn through(&self) -> u64 {
+        through(self.done, &self.outcome)
+    }
+
+    fn whole(&self) -> u64 {
+        self.matched.max(self.done).max(1)
+    }
+}
+
+/// Says in words which deliveries a filter takes.
+fn taken(kind: JobKind, filter: &JobFilter) -> String {
+    let state = filter.state.unwrap_or(kind.state()).as_str();
+    let mut words = match kind {
+        JobKind::Backfill => vec!["past events".to_owned()],
+        _ if state == "dead" => vec!["dead letters".to_owned()],
+        _ => vec![format!("{state} deliveries")],
+    };
+    if !filter.ids.is_empty() {
+        words.insert(0, counted(filter.ids.len() as u64, "chosen one:", "chosen ones:"));
+    } else if filter.all {
+        words.insert(0, "all".to_owned());
+    }
+    let list = |values: &[String]| values.join(", ");
+    let endpoints: Vec<String> = filter.endpoints.iter().map(ToString::to_string).collect();
+    let time = |at: Option<Timestamp>| at.map(|at| format!("{at:.0}")).unwrap_or_default();
+    for (joint, value) in [
+        ("of endpoint", list(&endpoints)),
+        ("with cause", filter.cause.map(|cause| cause.as_str().to_owned()).unwrap_or_default()),
+        ("with last answer", list(&filter.answers)),
+        ("of type", list(&filter.event_types)),
+        ("with key", filter.key.clone().unwrap_or_default()),
+        ("finished since", time(filter.finished_since)),
+        ("finished before", time(filter.finished_until)),
+        ("accepted since", time(filter.accepted_since)),
+        ("accepted before", time(filter.accepted_until)),
+    ] {
+        if !value.is_empty() {
+            words.push(format!("{joint} {value}"));
+        }
+    }
+    words.join(" ")
+}
+
+#[derive(Template)]
+#[template(path = "jobs.html")]
+struct JobsPage {
+    frame: Frame,
+    tenant: String,
+    title: &'static str,
+    jobs: Vec<FoundJob>,
+    next: String,
+}
+
+#[derive(Template)]
+#[template(path = "job.html")]
+struct JobPage {
+    frame: Frame,
+    title: &'static str,
+    job: FoundJob,
+    labels: BTreeMap<String, EndpointLabel>,
+    again: String,
+}
+
+impl JobPage {
+    fn label(&self, endpoint: &str) -> Option<&EndpointLabel> {
+        self.labels.get(endpoint)
+    }
+}
+
+fn title(page: &PageContext) -> &'static str {
+    if page.frame.is_portal() { "Recovery" } else { "Jobs" }
+}
+
+/// Lists jobs, newest first.
+pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
+    let cursor = query(&[("cursor", page.query.get("cursor"))]);
+    let found: FoundJobs = page.api.get(&format!("{}?limit=50{cursor}", page.scoped_path("/jobs"))).await?;
+    let next = found.next.map(|cursor| page.query.query_with(&["tenant"], &[("cursor", &cursor)]));
+    PageContext::render(&JobsPage {
+        title: title(&page),
+        tenant: if page.frame.is_portal() { String::new() } else { page.tenant().to_owned() },
+        jobs: found.data,
+        next: next.unwrap_or_default(),
+        frame: page.frame,
+    })
+}
+
+/// Shows one job.
+pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
+    let job: FoundJob = page.api.get(&path_of(&page)).await?;
+    let named = job.endpoints.iter().map(|row| row.endpoint.clone());
+    let labels = labels_in(&page.api, &job.tenant, named).await;
+    let since = job.started_at.to_string();
+    let tenant = if page.frame.is_portal() || job.is_of_all() { "" } else { job.tenant.as_str() };
+    let again = page.query.query_with(&[], &[("tenant", tenant), ("since", &since)]);
+    PageContext::render(&JobPage { title: title(&page), job, labels, again, frame: page.frame })
+}
+
+/// Lets a job rest.
+pub async fn pause(page: PageContext) -> Result<PageAnswer, PageError> {
+    change(page, "pause", "job_paused").await
+}
+
+/// Lets a job go on.
+pub async fn resume(page: PageContext) -> Result<PageAnswer, PageError> {
+    change(page, "resume", "job_resumed").await
+}
+
+/// Ends a job.
+pub async fn cancel(page: PageContext) -> Result<PageAnswer, PageError> {
+    change(page, "cancel", "job_cancelled").await
+}
+
+async fn change(page: PageContext, verb: &str, done: &str) -> Result<PageAnswer, PageError> {
+    page.api.post(&format!("{}/{verb}", path_of(&page))).await?;
+    let link = page.frame.link("jobs", page.tenant(), page.param("job"));
+    Ok(page.lead_to(link.trim_start_matches(&page.frame.root), done))
+}
+
+fn path_of(page: &PageContext) -> String {
+    api_path!("/v1/tenants/{}/jobs/{}", page.tenant(), page.param("job"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(change: serde_json::Value) -> FoundJob {
+        let mut job = json!({
+            "id": "job_1", "tenant": "default", "kind": "replay", "state": "running", "filter": {"all": true},
+            "matched": 1204, "is_exact": true, "done": 417, "left_out": [{"why": "expunged", "count": 12}],
+            "outcome": {"delivered": 400, "dead": 12, "waiting": 5}, "endpoints": [], "even_overtaken": false,
+            "by": "admin", "started_at": "2026-11-18T10:00:00Z",
+        });
+        job.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn progress_counts_what_has_ended() {
+        let running = job(json!({}));
+        assert_eq!(
+            running.progress(),
+            "424 of 1,204 are through: 400 delivered, 12 dead again, 5 waiting now, 12 left as they are."
+        );
+        assert_eq!((running.through(), running.whole()), (424, 1_204));
+        let discard = job(json!({"kind": "discard", "is_exact": false, "left_out": [],
+            "outcome": {"delivered": 0, "dead": 0, "waiting": 0}}));
+        assert_eq!(discard.progress(), "417 of at least 1,204 are through.");
+        assert_eq!(job(json!({"matched": 0, "done": 0, "left_out": []})).whole(), 1, "a bar has a length");
+    }
+
+    #[test]
+    fn a_filter_is_said_in_words() {
+        let filter = |value| serde_json::from_value::<JobFilter>(value).unwrap();
+        assert_eq!(taken(JobKind::Replay, &filter(json!({"all": true}))), "all dead letters");
+        assert_eq!(
+            taken(
+                JobKind::Discard,
+                &filter(json!({"answers": ["503", "timeout"], "finished_since": "2026-11-18T08:00:00.123Z"}))
+            ),
+            "dead letters with last answer 503, timeout finished since 2026-11-18T08:00:00Z"
+        );
+        assert_eq!(taken(JobKind::Retry, &filter(json!({"key": "k"}))), "waiting deliveries with key k");
+    }
+}

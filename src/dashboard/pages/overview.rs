@@ -1,0 +1,483 @@
+//! The operator's first page: is it well, and if not, where?
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use futures_util::StreamExt;
+use futures_util::stream;
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+
+use super::endpoint_facts::{EndpointSummary, deliveries, words_only};
+use super::figure_steps::{FigureRun, FigureSum, known_until};
+use super::figure_words;
+use crate::dashboard::api_caller::{ApiCaller, api_path};
+use crate::dashboard::chart::heat_map::{HeatRow, heat_map};
+use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
+use crate::dashboard::chart::{ChartTone, Svg};
+use crate::dashboard::context::PageContext;
+use crate::dashboard::frame::Frame;
+use crate::dashboard::page_answer::PageAnswer;
+use crate::dashboard::page_error::PageError;
+use crate::dashboard::words;
+
+/// Most rows of the list of what needs attention.
+const ATTENTION_SHOWN: usize = 20;
+/// Most rows of the outage map.
+const MAPPED_MAX: usize = 30;
+/// Look-ups of endpoints that run at once.
+const AT_ONCE: usize = 8;
+/// Kinds of trouble that are the gateway's own.
+const OWN_TROUBLE: [&str; 5] = ["store_failing", "disk_low", "node_missing", "behind", "clock_off"];
+/// Kinds of trouble in which an endpoint gets nothing, or fails.
+const FAILING: [&str; 4] = ["breaker_open", "failing", "auto_paused", "disabled"];
+
+#[derive(Deserialize)]
+struct AttentionList {
+    data: Vec<AttentionRow>,
+    unanswered_nodes: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct AttentionRow {
+    kind: String,
+    severity: String,
+    tenant: Option<String>,
+    endpoint: Option<String>,
+    since: Option<Timestamp>,
+    reason: String,
+    waiting: Option<u64>,
+    next_at: Option<Timestamp>,
+    command: String,
+}
+
+impl AttentionRow {
+    fn kind_words(&self) -> String {
+        self.kind.replace('_', " ")
+    }
+}
+
+#[derive(Deserialize)]
+struct HealthTable {
+    at: Timestamp,
+    rows: Vec<TableRow>,
+    slo: SloFacts,
+    top_endpoints: Vec<FailingEndpoint>,
+}
+
+#[derive(Deserialize)]
+struct TableRow {
+    name: String,
+    value: Option<f64>,
+    unit: String,
+    healthy: Option<f64>,
+    alert: Option<f64>,
+    state: String,
+}
+
+#[derive(Deserialize)]
+struct SloFacts {
+    target: f64,
+    within: String,
+    good: u64,
+    total: u64,
+    burn_5m: Option<f64>,
+    burn_1h: Option<f64>,
+    burn_6h: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct FailingEndpoint {
+    tenant: String,
+    endpoint: String,
+}
+
+#[derive(Deserialize)]
+struct CauseGroups {
+    data: Vec<CauseGroup>,
+    total: GroupTotal,
+}
+
+#[derive(Deserialize)]
+struct CauseGroup {
+    cause: Option<String>,
+    count: u64,
+    newest_at: Timestamp,
+}
+
+#[derive(Deserialize)]
+struct GroupTotal {
+    count: u64,
+    oldest_at: Option<Timestamp>,
+}
+
+/// One figure at the top of the page.
+struct Tile {
+    value: String,
+    label: &'static str,
+    hint: String,
+}
+
+/// One endpoint of the outage map, with the sum of its day.
+struct MappedEndpoint {
+    tenant: String,
+    id: String,
+    name: String,
+    attempts: u64,
+    failed: u64,
+}
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewPage {
+    frame: Frame,
+    verdict: String,
+    is_well: bool,
+    tiles: Vec<Tile>,
+    attention: Vec<AttentionRow>,
+    names: BTreeMap<String, String>,
+    more_attention: u64,
+    unanswered: Vec<String>,
+    table: HealthTable,
+    causes: CauseGroups,
+    chart: Svg,
+    hours: Vec<(Timestamp, FigureSum)>,
+    known: String,
+    map: Option<Svg>,
+    mapped: Vec<MappedEndpoint>,
+}
+
+impl OverviewPage {
+    fn name_of(&self, endpoint: &str) -> String {
+        self.names.get(endpoint).cloned().unwrap_or_else(|| endpoint.to_owned())
+    }
+}
+
+/// Shows the overview.
+pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
+    let api = &page.api;
+    let (attention, table, day, causes) = tokio::try_join!(
+        api.get::<AttentionList>("/v1/attention"),
+        api.get::<HealthTable>("/v1/health-table"),
+        api.get::<FigureRun>("/v1/figures?step=5m"),
+        api.get::<CauseGroups>("/v1/dead-letters/groups?by=cause"),
+    )?;
+    let looked_at = look_at(api, worst(&attention.data, &table.top_endpoints)).await;
+    let names = looked_at.iter().map(|(facts, _)| (facts.id.clone(), facts.name())).collect();
+    let (map, mapped) = outage_map(&looked_at);
+    let verdict = verdict(&attention.data, causes.total.count);
+    let shown = OverviewPage {
+        is_well: attention.data.is_empty(),
+        tiles: tiles(&table, &day, &causes),
+        more_attention: attention.data.len().saturating_sub(ATTENTION_SHOWN) as u64,
+        attention: attention.data.into_iter().take(ATTENTION_SHOWN).collect(),
+        unanswered: attention.unanswered_nodes,
+        known: known_until(&day),
+        chart: day_chart(&day),
+        hours: hours(&day),
+        frame: page.frame,
+        verdict,
+        names,
+        table,
+        causes,
+        map,
+        mapped,
+    };
+    PageContext::render(&shown)
+}
+
+/// Says in one sentence whether all is well, and if not, where.
+fn verdict(attention: &[AttentionRow], dead_letters: u64) -> String {
+    let mut said = Vec::new();
+    if let Some(own) = attention.iter().find(|row| OWN_TROUBLE.contains(&row.kind.as_str())) {
+        said.push(format!("the gateway itself needs help ({})", own.reason));
+    }
+    // An endpoint may be named for several reasons.
+    let mut failing: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in attention.iter().filter(|row| FAILING.contains(&row.kind.as_str())) {
+        let held = failing.entry(row.endpoint.as_deref().unwrap_or_default()).or_default();
+        *held = (*held).max(row.waiting.unwrap_or(0));
+    }
+    let held: u64 = failing.values().sum();
+    match failing.len() {
+        0 => {}
+        1 => said.push("1 endpoint is failing".to_owned()),
+        count => said.push(format!("{} endpoints are failing", words::count(count as u64))),
+    }
+    if held > 0 {
+        said.push(deliveries(held, "is held", "are held"));
+    }
+    if said.is_empty() && !attention.is_empty() {
+        let count = attention.len() as u64;
+        said.push(if count == 1 {
+            "1 thing needs a look".into()
+        } else {
+            format!("{} things need a look", words::count(count))
+        });
+    }
+    if said.is_empty() {
+        return match dead_letters {
+            0 => "Everything is well.".to_owned(),
+            1 => "Everything is well. 1 dead letter waits for a decision.".to_owned(),
+            count => format!("Everything is well. {} dead letters wait for a decision.", words::count(count)),
+        };
+    }
+    let said = said.join(", ");
+    let mut letters = said.chars();
+    let first: String = letters.next().into_iter().flat_map(char::to_uppercase).collect();
+    format!("{first}{}; nothing is lost.", letters.as_str())
+}
+
+/// Returns the endpoints that are worst off, each once.
+fn worst(attention: &[AttentionRow], failing: &[FailingEndpoint]) -> Vec<(String, String)> {
+    let named = attention.iter().filter_map(|row| Some((row.tenant.clone()?, row.endpoint.clone()?)));
+    let counted = failing.iter().map(|row| (row.tenant.clone(), row.endpoint.clone()));
+    let mut worst: Vec<(String, String)> = Vec::new();
+    for endpoint in named.chain(counted) {
+        if worst.len() < MAPPED_MAX && !worst.contains(&endpoint) {
+            worst.push(endpoint);
+        }
+    }
+    worst
+}
+
+/// Reads endpoints with the figures of their day, some at once. One that is gone
+/// meanwhile is left out.
+async fn look_at(api: &ApiCaller, endpoints: Vec<(String, String)>) -> Vec<(EndpointSummary, FigureRun)> {
+    let looked = stream::iter(endpoints).map(|(tenant, id)| {
+        let api = api.clone();
+        async move {
+            let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, id);
+            let figures = format!("{path}/figures?step=1h");
+            tokio::try_join!(api.get::<EndpointSummary>(&path), api.get::<FigureRun>(&figures)).ok()
+        }
+    });
+    looked.buffered(AT_ONCE).filter_map(|found| async { found }).collect().await
+}
+
+fn outage_map(looked_at: &[(EndpointSummary, FigureRun)]) -> (Option<Svg>, Vec<MappedEndpoint>) {
+    let hour = SignedDuration::from_hours(1);
+    let Some((_, first)) = looked_at.first() else { return (None, Vec::new()) };
+    let row = |(facts, run): &(EndpointSummary, FigureRun)| HeatRow {
+        name: format!("{} · {}", words_only(&facts.tenant, 12), facts.name()),
+        steps: run
+            .steps(hour)
+            .iter()
+            .map(|step| step.as_ref().map(|sum| (sum.attempts() as f64, sum.failed() as f64)))
+            .collect(),
+    };
+    let rows: Vec<HeatRow> = looked_at.iter().map(row).collect();
+    let map = heat_map("Failed attempts of the worst endpoints, by hour", first.from, hour, &rows);
+    let mapped = looked_at.iter().map(|(facts, run)| {
+        let sum = run.sum();
+        let (tenant, id) = (facts.tenant.clone(), facts.id.clone());
+        MappedEndpoint { tenant, id, name: facts.name(), attempts: sum.attempts(), failed: sum.failed() }
+    });
+    (Some(map), mapped.collect())
+}
+
+fn tiles(table: &HealthTable, day: &FigureRun, causes: &CauseGroups) -> Vec<Tile> {
+    let latest = day.latest(SignedDuration::from_mins(5));
+    let until = latest.as_ref().map_or("no figures yet".to_owned(), |_| known_until(day));
+    let per_second = |count: fn(&FigureSum) -> u64| match &latest {
+        Some(sum) => rate(sum.per_minute(count(sum)) / 60.0),
+        None => "–".to_owned(),
+    };
+    let row = |name: &str| table.rows.iter().find(|row| row.name == name);
+    let value = |name: &str| row(name).map_or("–".to_owned(), TableRow::value_words);
+    let waiting = row("backlog").and_then(|row| row.value);
+    vec![
+        Tile { value: per_second(|sum| sum.accepted), label: "events accepted a second", hint: until.clone() },
+        Tile { value: per_second(|sum| sum.delivered), label: "deliveries made a second", hint: until },
+        Tile { value: value("success_rate"), label: "delivered of what finished", hint: "last hour".into() },
+        Tile {
+            value: waiting.map_or("–".into(), |count| words::count(count as u64)),
+            label: "deliveries wait",
+            hint: "now".into(),
+        },
+        Tile { value: value("oldest_due"), label: "oldest that could go", hint: "now".into() },
+        Tile { value: words::count(causes.total.count), label: "dead letters", hint: "in all".into() },
+    ]
+}
+
+/// Writes a rate per second with as many digits as tell something.
+fn rate(per_second: f64) -> String {
+    match per_second {
+        0.0 => "0".to_owned(),
+        rate if rate < 1.0 => format!("{rate:.2}"),
+        rate if rate < 100.0 => format!("{rate:.1}"),
+        rate => words::count(rate.round() as u64),
+    }
+}
+
+fn day_chart(day: &FigureRun) -> Svg {
+    let step = SignedDuration::from_mins(15);
+    let steps = day.steps(step);
+    let line = |name: &str, tone: ChartTone, count: fn(&FigureSum) -> u64| Series {
+        name: name.to_owned(),
+        tone,
+        values: steps.iter().map(|sum| sum.as_ref().map(|sum| sum.per_minute(count(sum)))).collect(),
+    };
+    let series = vec![
+        line("accepted", ChartTone::Calm, |sum| sum.accepted),
+        line("delivered", ChartTone::Good, |sum| sum.delivered),
+        line("retried", ChartTone::Watch, |sum| sum.retried),
+        line("dead", ChartTone::Bad, |sum| sum.dead),
+    ];
+    let (title, unit) = ("The last 24 hours".to_owned(), "per minute".to_owned());
+    OverTime { title, unit, from: day.from, step, series, shape: Shape::Lines, marks: Vec::new() }.draw()
+}
+
+/// Returns the hours of the day in which something happened, the latest first.
+fn hours(day: &FigureRun) -> Vec<(Timestamp, FigureSum)> {
+    let hour = SignedDuration::from_hours(1);
+    let steps = day.steps(hour).into_iter().enumerate();
+    let happened = steps.filter_map(|(number, sum)| {
+        let sum = sum.filter(|sum| sum.accepted + sum.attempts() + sum.delivered + sum.dead > 0)?;
+        Some((day.from + hour * (number as i32), sum))
+    });
+    let mut hours: Vec<(Timestamp, FigureSum)> = happened.collect();
+    hours.reverse();
+    hours
+}
+
+impl TableRow {
+    fn label(&self) -> &str {
+        match self.name.as_str() {
+            "success_rate" => "Delivered, of what finished",
+            "retry_rate" => "Needed more than one attempt",
+            "dead_letter_rate" => "Died, of what finished",
+            "attempts_to_success" => "Attempts to deliver, on average",
+            "second_attempt_success" => "Second attempts that deliver",
+            "in_retry_over_24h" => "In retry for more than a day",
+            "first_attempt_delay_p50" => "First attempt after acceptance, median",
+            "first_attempt_delay_p99" => "First attempt after acceptance, 99 of 100",
+            "time_to_deliver_p50" => "Accepted to delivered, median",
+            "time_to_deliver_p99" => "Accepted to delivered, 99 of 100",
+            "backlog" => "Deliveries that wait",
+            "oldest_due" => "Oldest that could go and did not",
+            "dead_letters" => "Dead letters",
+            "dead_letter_growth" => "New dead letters in the hour",
+            "oldest_dead_letter" => "Oldest dead letter",
+            other => other,
+        }
+    }
+
+    fn written(&self, value: f64) -> String {
+        match self.unit.as_str() {
+            "ratio" => words::percent(value),
+            "seconds" if self.name == "oldest_due" => coarse_age(value),
+            "seconds" => words::span(value),
+            _ if value.fract() == 0.0 => words::count(value as i64),
+            _ => format!("{value:.2}"),
+        }
+    }
+
+    fn value_words(&self) -> String {
+        self.value.map_or("–".to_owned(), |value| self.written(value))
+    }
+
+    fn mark(&self) -> (&'static str, &'static str) {
+        match (self.state.as_str(), self.healthy) {
+            ("ok", Some(_)) => ("mark-good", "healthy"),
+            ("watch", _) => ("mark-watch", "watch"),
+            ("alert", _) => ("mark-bad", "alert"),
+            ("unknown", _) => ("mark-off", "nothing to measure"),
+            _ => ("", ""),
+        }
+    }
+
+    fn thresholds(&self) -> String {
+        let (Some(healthy), Some(alert)) = (self.healthy, self.alert) else { return String::new() };
+        let (good, bad) = if alert < healthy { ("≥", "<") } else { ("<", ">") };
+        let plain = |value: f64| match self.unit.as_str() {
+            "ratio" => format!("{} %", (value * 1000.0).round() / 10.0),
+            "seconds" => words::span(value),
+            _ => format!("{value}"),
+        };
+        format!("healthy {good} {}, alert {bad} {}", plain(healthy), plain(alert))
+    }
+}
+
+/// Writes an age that grows every second so that a page changes seldom.
+fn coarse_age(seconds: f64) -> String {
+    match seconds {
+        age if age < 1.0 => "0 s".to_owned(),
+        age if age < 10.0 => "under 10 s".to_owned(),
+        age if age < 120.0 => format!("over {}", words::span((age / 10.0).floor() * 10.0)),
+        age => format!("over {}", words::span((age / 60.0).floor() * 60.0)),
+    }
+}
+
+impl SloFacts {
+    fn burns(&self) -> [(&'static str, String); 3] {
+        let said = |burn: Option<f64>| match burn {
+            Some(burn) => format!("{burn:.1} times what is allowed"),
+            None => "nothing to measure".to_owned(),
+        };
+        [("5 minutes", said(self.burn_5m)), ("1 hour", said(self.burn_1h)), ("6 hours", said(self.burn_6h))]
+    }
+
+    fn mark(&self) -> (&'static str, &'static str) {
+        // As in the shipped alert rules: 14.4 times for an hour is two percent of a month.
+        match (self.burn_1h, self.burn_6h) {
+            (None, _) => ("mark-off", "nothing to measure"),
+            (Some(hour), _) if hour > 14.4 => ("mark-bad", "alert"),
+            (Some(hour), six) if hour > 1.0 || six.is_some_and(|six| six > 6.0) => ("mark-watch", "watch"),
+            _ => ("mark-good", "healthy"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(kind: &str, endpoint: Option<&str>, waiting: Option<u64>) -> AttentionRow {
+        AttentionRow {
+            kind: kind.into(),
+            severity: "warning".into(),
+            tenant: endpoint.map(|_| "acme".into()),
+            endpoint: endpoint.map(str::to_owned),
+            since: None,
+            reason: "the disk is full".into(),
+            waiting,
+            next_at: None,
+            command: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_verdict_counts_each_endpoint_once_and_says_what_is_held() {
+        assert_eq!(verdict(&[], 0), "Everything is well.");
+        assert_eq!(verdict(&[], 2), "Everything is well. 2 dead letters wait for a decision.");
+        let rows = [
+            row("breaker_open", Some("ep_1"), Some(1_200)),
+            row("dead_growing", Some("ep_1"), None),
+            row("failing", Some("ep_1"), Some(1_200)),
+            row("disabled", Some("ep_2"), Some(4)),
+        ];
+        assert_eq!(verdict(&rows, 9), "2 endpoints are failing, 1,204 deliveries are held; nothing is lost.");
+        assert_eq!(verdict(&rows[1..2], 9), "1 thing needs a look; nothing is lost.");
+        let own = [row("disk_low", None, None)];
+        assert_eq!(verdict(&own, 0), "The gateway itself needs help (the disk is full); nothing is lost.");
+    }
+
+    #[test]
+    fn the_worst_are_named_once() {
+        let rows =
+            [row("breaker_open", Some("ep_1"), None), row("failing", Some("ep_1"), None), row("disk_low", None, None)];
+        let counted = [FailingEndpoint { tenant: "acme".into(), endpoint: "ep_2".into() }];
+        let pair = |id: &str| ("acme".to_owned(), id.to_owned());
+        assert_eq!(worst(&rows, &counted), [pair("ep_1"), pair("ep_2")]);
+    }
+
+    #[test]
+    fn an_age_that_grows_is_written_coarsely() {
+        assert_eq!(
+            [0.3, 7.0, 59.0, 61.0, 125.0, 3_700.0].map(coarse_age),
+            ["0 s", "under 10 s", "over 50 s", "over 1 min", "over 2 min", "over 1 h 1 min"]
+        );
+        assert_eq!([0.0, 0.25, 3.04, 1204.4].map(rate), ["0", "0.25", "3.0", "1,204"]);
+    }
+}

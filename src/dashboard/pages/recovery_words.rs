@@ -1,0 +1,123 @@
+//! The words of dead letters and jobs: causes, answers, kinds, what stays out.
+
+use crate::model::job::JobKind;
+use crate::model::named_enum::NamedEnum;
+
+/// Returns what a cause of death means.
+pub fn cause_words(cause: &str) -> &'static str {
+    match cause {
+        "exhausted" => "all attempts were used up",
+        "expired" => "too old: the deadline passed",
+        "refused" => "the receiver refused it for good",
+        "gone" => "the receiver asked never to be called again",
+        "poisoned" => "its processing failed inside the gateway",
+        "damaged" => "what is stored of it is damaged, so it is never sent",
+        _ => "",
+    }
+}
+
+/// Returns what a last answer often means for the one who has to mend it.
+pub fn answer_hint(answer: &str) -> Option<&'static str> {
+    let hint = match answer {
+        "400" | "422" => "The receiver rejects the content. Was a field or version changed on one side?",
+        "401" | "403" => "The receiver rejects the sender. Did a key or a signing secret change?",
+        "404" | "405" => "Nothing takes events at this address. Did the path change?",
+        "410" => "The receiver says that it is gone for good.",
+        "413" => "The body is too large for the receiver.",
+        "429" => "The receiver asks for fewer requests. A slower pace helps.",
+        "500" | "502" | "503" | "504" => "The receiver was in trouble. Replay once it is well.",
+        "timeout" => "The receiver did not answer in time.",
+        "tls" => "No secure connection. Has its certificate ended?",
+        "dns" | "no_such_name" => "The receiver's name was not found. Is the address right?",
+        "connection_refused" | "unreachable" | "connection_reset" => "The receiver was not reachable.",
+        "ours" => "The gateway itself failed here; the receiver did nothing wrong.",
+        _ => return None,
+    };
+    Some(hint)
+}
+
+/// Returns why a job leaves deliveries as they are.
+pub fn left_out_words(why: &str) -> &str {
+    match why {
+        "overtaken" => "their lane has moved past them, so that later events may have arrived",
+        "expunged" => "the event's data was expunged",
+        "damaged" => "what is stored of them is damaged",
+        "endpoint_deleted" => "their endpoint was deleted",
+        "too_old" => "they are older than asked for",
+        "already_got" => "the endpoint has had the event",
+        "wrong_state" => "their state changed meanwhile, or a request is open",
+        other => other,
+    }
+}
+
+/// Reads the kind of a job; replay if nothing is said.
+pub fn kind_of(text: &str) -> JobKind {
+    JobKind::ALL.iter().copied().find(|kind| kind.as_str() == text).unwrap_or(JobKind::Replay)
+}
+
+/// Returns the verb of a kind, for headings and buttons.
+pub fn kind_verb(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Replay => "Replay",
+        JobKind::Retry => "Retry",
+        JobKind::Discard => "Discard",
+        JobKind::Cancel => "Cancel",
+        JobKind::Backfill => "Backfill",
+        JobKind::Purge => "Purge",
+    }
+}
+
+/// Returns the class of the mark for a job's state.
+pub fn job_mark(state: &str) -> &'static str {
+    match state {
+        "running" => "calm",
+        "finished" => "good",
+        "failed" => "bad",
+        "queued" | "paused" => "watch",
+        _ => "off",
+    }
+}
+
+/// Writes a number with its noun.
+pub fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{} {}", crate::dashboard::words::count(count), if count == 1 { one } else { many })
+}
+
+/// Writes a pace without needless digits: 125, 0.5.
+pub fn pace(per_second: f64) -> String {
+    if per_second >= 10.0 || per_second.fract() == 0.0 {
+        crate::dashboard::words::count(per_second.round() as i64)
+    } else {
+        format!("{per_second:.2}").trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::delivery::DeadCause;
+    use crate::model::job::{JobState, LeftOut};
+
+    #[test]
+    fn every_cause_kind_state_and_reason_has_words() {
+        for cause in DeadCause::ALL {
+            assert!(!cause_words(cause.as_str()).is_empty(), "{}", cause.as_str());
+        }
+        for why in LeftOut::ALL {
+            assert_ne!(left_out_words(why.as_str()), why.as_str());
+        }
+        for kind in JobKind::ALL {
+            assert_eq!((kind_of(kind.as_str()), kind_verb(*kind).to_lowercase()), (*kind, kind.as_str().to_owned()));
+        }
+        let marks: Vec<&str> = JobState::ALL.iter().map(|state| job_mark(state.as_str())).collect();
+        assert_eq!(marks, ["calm", "watch", "good", "off", "watch", "bad"]);
+        assert_eq!(
+            (pace(125.0), pace(0.5), pace(2.25), pace(1_250.4)),
+            ("125".into(), "0.5".into(), "2.25".into(), "1,250".into())
+        );
+        assert_eq!(
+            (counted(1, "lane", "lanes"), counted(1_204, "lane", "lanes")),
+            ("1 lane".into(), "1,204 lanes".into())
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! A delivery as lists and pages show it: its state as a mark, its last answer in
+//! words.
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+/// A delivery, as the API answers it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ShownDelivery {
+    /// Id of the delivery.
+    pub id: String,
+    /// Tenant that it belongs to.
+    pub tenant: String,
+    /// Event that it carries.
+    pub event_id: String,
+    /// Type of that event.
+    pub event_type: String,
+    /// Endpoint that it goes to.
+    pub endpoint_id: String,
+    /// Key of the event.
+    pub key: Option<String>,
+    /// Place in its lane.
+    pub seq: Option<u64>,
+    /// Format of its body.
+    pub format: String,
+    /// State: `waiting`, `delivered`, `dead`, `cancelled`.
+    pub state: String,
+    /// What it waits for.
+    pub waiting_for: Option<String>,
+    /// Whether a request for it is open.
+    pub in_flight: bool,
+    /// Number of attempts that were made.
+    pub attempts: u32,
+    /// Time of its creation.
+    pub created_at: Timestamp,
+    /// Time at which its event is over.
+    pub expires_at: Option<Timestamp>,
+    /// Time of its next attempt.
+    pub next_attempt_at: Option<Timestamp>,
+    /// Time after which no attempt starts.
+    pub give_up_at: Option<Timestamp>,
+    /// Time at which it was delivered, died or was cancelled.
+    pub finished_at: Option<Timestamp>,
+    /// Status of the last answer.
+    pub last_status: Option<u16>,
+    /// Failure of the last attempt, if it had no answer.
+    pub last_error: Option<ShownFailure>,
+    /// Why it is dead.
+    pub cause: Option<String>,
+    /// SHA-256 of its body.
+    pub body_sha256: Option<String>,
+}
+
+/// Why an attempt had no answer.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ShownFailure {
+    /// Kind of the failure.
+    pub kind: String,
+    /// Sentence about it.
+    pub message: String,
+}
+
+/// A page of a list of the API.
+#[derive(Debug, Deserialize)]
+pub struct ListedPage<T> {
+    /// What was found.
+    pub data: Vec<T>,
+    /// Cursor of the next page.
+    pub next: Option<String>,
+    /// Time back to which was looked, if that is less than all.
+    pub looked_back_to: Option<Timestamp>,
+}
+
+impl ShownDelivery {
+    /// Returns the class of its mark.
+    pub fn mark(&self) -> &'static str {
+        match (self.state.as_str(), self.waiting_for.as_deref()) {
+            ("delivered", _) => "mark-good",
+            ("dead", _) => "mark-bad",
+            ("cancelled", _) => "mark-off",
+            (_, Some("disabled" | "pause" | "breaker" | "backpressure")) => "mark-watch",
+            (_, Some("due")) if self.attempts > 0 => "mark-watch",
+            _ => "mark-calm",
+        }
+    }
+
+    /// Returns its state in words: `waiting for pause`, `dead (refused)`.
+    pub fn state_words(&self) -> String {
+        match (self.state.as_str(), self.cause.as_deref(), self.waiting_for.as_deref()) {
+            ("dead", Some(cause), _) => format!("dead ({cause})"),
+            ("cancelled", Some(_), _) => "cancelled (discarded)".to_owned(),
+            ("waiting", _, _) if self.in_flight => "in flight".to_owned(),
+            ("waiting", _, Some(waiting_for)) => format!("waiting for {waiting_for}"),
+            (state, _, _) => state.to_owned(),
+        }
+    }
+
+    /// Returns the last answer: a status, or the kind of a failure.
+    pub fn answer(&self) -> String {
+        match (self.last_status, &self.last_error) {
+            (Some(status), _) => status.to_string(),
+            (None, Some(failure)) => failure.kind.clone(),
+            (None, None) => "–".to_owned(),
+        }
+    }
+
+    /// Returns its key, cut so that a row stays a row.
+    pub fn short_key(&self) -> Option<String> {
+        let key = self.key.as_deref()?;
+        let cut = key.char_indices().nth(60).map(|(at, _)| format!("{}…", &key[..at]));
+        Some(cut.unwrap_or_else(|| key.to_owned()))
+    }
+
+    /// Whether it still waits.
+    pub fn is_waiting(&self) -> bool {
+        self.state == "waiting"
+    }
+
+    /// Whether it is a dead letter.
+    pub fn is_dead(&self) -> bool {
+        self.state == "dead"
+    }
+}
+
+/// Returns a sentence about what holds a waiting delivery, in plain words.
+pub fn waiting_sentence(waiting_for: &str) -> &'static str {
+    match waiting_for {
+        "disabled" => "Its endpoint is disabled: the receiver said that it is gone.",
+        "pause" => "Its endpoint is paused.",
+        "key" => "Others of its lane go first.",
+        "due" => "Its next attempt has a time.",
+        "backpressure" => "The receiver asked to be left alone (Retry-After).",
+        "breaker" => "The breaker of its endpoint is open: the receiver keeps failing.",
+        "rate" => "The rate of its endpoint is used up for the moment.",
+        "slot" => "All request slots of its endpoint are taken.",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shown(changes: serde_json::Value) -> ShownDelivery {
+        let mut delivery = json!({"id": "dlv_1", "tenant": "t", "event_id": "e", "event_type": "a", "endpoint_id": "ep_1",
+            "format": "envelope", "state": "waiting", "in_flight": false, "attempts": 1, "created_at": "2026-11-15T10:00:00Z"});
+        delivery.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        serde_json::from_value(delivery).unwrap()
+    }
+
+    #[test]
+    fn a_mark_has_a_word_and_a_tone_for_every_state_and_wait() {
+        for (changes, words, mark) in [
+            (json!({"state": "delivered"}), "delivered", "mark-good"),
+            (json!({"state": "dead", "cause": "gone"}), "dead (gone)", "mark-bad"),
+            (json!({"state": "cancelled"}), "cancelled", "mark-off"),
+            (json!({"state": "cancelled", "cause": "gone"}), "cancelled (discarded)", "mark-off"),
+            (json!({"in_flight": true}), "in flight", "mark-calm"),
+            (json!({"waiting_for": "due"}), "waiting for due", "mark-watch"),
+            (json!({"waiting_for": "due", "attempts": 0}), "waiting for due", "mark-calm"),
+            (json!({"waiting_for": "key"}), "waiting for key", "mark-calm"),
+            (json!({"waiting_for": "pause"}), "waiting for pause", "mark-watch"),
+        ] {
+            let delivery = shown(changes);
+            assert_eq!((delivery.state_words().as_str(), delivery.mark()), (words, mark));
+        }
+        for wait in ["disabled", "pause", "key", "due", "backpressure", "breaker", "rate", "slot"] {
+            assert!(!waiting_sentence(wait).is_empty(), "{wait}");
+        }
+    }
+
+    #[test]
+    fn the_last_answer_is_a_status_or_a_failure() {
+        assert_eq!(shown(json!({"last_status": 503})).answer(), "503");
+        assert_eq!(shown(json!({"last_error": {"kind": "timeout", "message": "m"}})).answer(), "timeout");
+        assert_eq!(shown(json!({})).answer(), "–");
+    }
+}

@@ -1,0 +1,146 @@
+//! Turns the stream of attempts that the API sends into rows that the live page's
+//! script adds to its table.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::api_caller::segment;
+use super::words;
+use crate::model::sign_in::Site;
+
+/// Longest event of the API, in bytes; what is longer is no row.
+const EVENT_BYTES_MAX: usize = 64 * 1024;
+
+/// An attempt that was settled, as the API tells it.
+#[derive(Debug, Deserialize)]
+struct TailedAttempt {
+    at: jiff::Timestamp,
+    tenant: String,
+    endpoint: String,
+    delivery: String,
+    event_type: String,
+    attempt: u32,
+    status: Option<u16>,
+    error: Option<String>,
+    verdict: String,
+    duration_ms: f64,
+    state: String,
+    cause: Option<String>,
+}
+
+/// Reads server-sent events as they come, in parts of any size, and writes others.
+pub struct PageTailRows {
+    site: Site,
+    unread: Vec<u8>,
+}
+
+impl PageTailRows {
+    /// Begins a stream for the live page of a site.
+    pub fn of(site: Site) -> Self {
+        Self { site, unread: Vec::new() }
+    }
+
+    /// Takes a part of the API's stream; returns what the page is sent.
+    pub fn translate(&mut self, part: &[u8]) -> String {
+        self.unread.extend_from_slice(part);
+        let mut written = String::new();
+        while let Some(end) = self.unread.windows(2).position(|pair| pair == b"\n\n") {
+            let event: Vec<u8> = self.unread.drain(..end + 2).collect();
+            written.push_str(&self.translate_event(&String::from_utf8_lossy(&event)));
+        }
+        if self.unread.len() > EVENT_BYTES_MAX {
+            self.unread.clear();
+        }
+        written
+    }
+
+    fn translate_event(&self, event: &str) -> String {
+        let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
+        let data = field("data:").unwrap_or_default();
+        match field("event:") {
+            Some("attempt") => match serde_json::from_str::<TailedAttempt>(data) {
+                Ok(attempt) => format!("event: row\ndata: {}\n\n", row(self.site, &attempt)),
+                Err(_) => String::new(),
+            },
+            Some("skipped") => {
+                let skipped = serde_json::from_str::<Value>(data).ok().and_then(|data| data["skipped"].as_u64());
+                skipped.map(|skipped| format!("event: skipped\ndata: {skipped}\n\n")).unwrap_or_default()
+            }
+            // A comment keeps the connection open.
+            None => ": still here\n\n".to_owned(),
+            Some(_) => String::new(),
+        }
+    }
+}
+
+/// Returns a row of the table. Addresses are relative to the live page.
+fn row(site: Site, attempt: &TailedAttempt) -> Value {
+    let address = |list: &str, id: &str| match site {
+        Site::Operator => format!("{list}/{}/{}", segment(&attempt.tenant), segment(id)),
+        Site::Portal => format!("{list}/{}", segment(id)),
+    };
+    let answer = attempt.status.map(|status| status.to_string()).or_else(|| attempt.error.clone());
+    let state = match &attempt.cause {
+        Some(cause) => format!("{} ({cause})", attempt.state),
+        None => attempt.state.clone(),
+    };
+    let mut cells = vec![
+        ("Time", attempt.at.strftime("%H:%M:%S%.3f").to_string()),
+        ("Delivery", attempt.delivery.clone()),
+        ("Event type", attempt.event_type.clone()),
+        ("Endpoint", attempt.endpoint.clone()),
+    ];
+    if site == Site::Operator {
+        cells.push(("Tenant", attempt.tenant.clone()));
+    }
+    cells.extend([
+        ("Attempt", attempt.attempt.to_string()),
+        ("Answer", answer.unwrap_or_else(|| "no answer".to_owned())),
+        ("Verdict", attempt.verdict.clone()),
+        ("State", state),
+        ("Took", words::span(attempt.duration_ms / 1_000.0)),
+    ]);
+    let links = json!({
+        "Delivery": address("deliveries", &attempt.delivery),
+        "Endpoint": address("endpoints", &attempt.endpoint),
+    });
+    json!({ "cells": cells, "links": links })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTEMPT: &str = "event: attempt\ndata: {\"at\":\"2026-11-15T10:00:00.5Z\",\"tenant\":\"a b\",\"endpoint\":\"ep_1\",\
+        \"delivery\":\"dlv_1\",\"event\":\"e\",\"event_type\":\"order.paid\",\"attempt\":2,\"status\":null,\"error\":\"timeout\",\
+        \"verdict\":\"retry\",\"duration_ms\":12.0,\"state\":\"waiting\",\"cause\":null}\n\n";
+
+    #[test]
+    fn an_attempt_becomes_a_row_however_the_stream_is_cut() {
+        for size in [1, 7, ATTEMPT.len()] {
+            let mut rows = PageTailRows::of(Site::Operator);
+            let written: String = ATTEMPT.as_bytes().chunks(size).map(|part| rows.translate(part)).collect();
+            let data = written.strip_prefix("event: row\ndata: ").and_then(|rest| rest.strip_suffix("\n\n")).unwrap();
+            let row: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(row["cells"][0], json!(["Time", "10:00:00.500"]));
+            assert_eq!(row["cells"][6], json!(["Answer", "timeout"]));
+            assert_eq!(row["links"]["Delivery"], "deliveries/a%20b/dlv_1");
+        }
+    }
+
+    #[test]
+    fn the_portal_is_told_of_no_tenant() {
+        let written = PageTailRows::of(Site::Portal).translate(ATTEMPT.as_bytes());
+        assert!(!written.contains("a b") && !written.contains("Tenant"), "{written}");
+        assert!(written.contains("\"deliveries/dlv_1\""), "{written}");
+    }
+
+    #[test]
+    fn what_was_skipped_is_told_and_the_rest_is_left_out() {
+        let mut rows = PageTailRows::of(Site::Operator);
+        assert_eq!(rows.translate(b"event: skipped\ndata: {\"skipped\":312}\n\n"), "event: skipped\ndata: 312\n\n");
+        assert_eq!(rows.translate(b": still here\n\n"), ": still here\n\n");
+        assert_eq!(rows.translate(b"event: node\ndata: {\"node\":\"n1\",\"nodes\":3}\n\n"), "");
+        assert_eq!(rows.translate(b"event: attempt\ndata: nonsense\n\n"), "");
+    }
+}

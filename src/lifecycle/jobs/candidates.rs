@@ -1,0 +1,31 @@
+//! Reads the deliveries that a part of a job may take.
+
+use crate::lifecycle::Gateway;
+use crate::model::id::DeliveryId;
+use crate::model::job::{JobFilter, JobPart, JobSpec};
+use crate::store::{CandidatePage, Result};
+
+/// Deliveries that one step reads.
+pub const LOOK: usize = 500;
+
+/// Reads deliveries of a part behind this one: those that the filter names, or all of
+/// its endpoint.
+pub async fn candidates_of(
+    gateway: &Gateway,
+    spec: &JobSpec,
+    filter: &JobFilter,
+    part: &JobPart,
+    after: Option<DeliveryId>,
+    look: usize,
+) -> Result<CandidatePage> {
+    if filter.ids.is_empty() {
+        return gateway.store.job_candidates(part.endpoint, spec.state(), after, look).await;
+    }
+    // The filter's ids are in order.
+    let ids: Vec<DeliveryId> =
+        filter.ids.iter().filter(|id| after.is_none_or(|after| **id > after)).take(look).copied().collect();
+    let (read, is_end, looked_to) = (ids.len(), ids.len() < look, ids.last().copied());
+    let mut candidates = gateway.store.job_candidates_by_id(&part.tenant, ids).await?;
+    candidates.retain(|one| one.delivery.endpoint_id == part.endpoint && one.delivery.state == spec.state());
+    Ok(CandidatePage { candidates, looked_to, read, is_end })
+}

@@ -1,0 +1,150 @@
+//! Checks a whole store: pages, indexes, checksums, what is sealed, and the
+//! invariants between its tables.
+//!
+//! It only reads. What it cannot read is a finding, and the next part is checked
+//! all the same.
+
+use rusqlite::Connection;
+
+use super::rows::RequestColumns;
+use super::{check_rules, notes, scrub};
+use crate::model::id::EndpointId;
+use crate::model::store_check::CheckedPart;
+use crate::store::ScrubStep;
+use crate::store::row::{SqliteColumns, row};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, about_secret, about_settings, about_urls};
+
+/// Name of the part that covers pages and indexes.
+pub const PAGES: &str = "pages and indexes";
+const PAGES_RULE: &str = "every page is readable, and every index has the rows of its table";
+/// Name of the part that covers what is sealed.
+pub const SEALED: &str = "master key";
+
+/// Number of events that are compared with their checksums at a time.
+const EVENTS_PER_STEP: usize = 500;
+
+/// Checks everything. Without a seal, sealed texts are not opened.
+pub fn check(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
+    let notes = CheckedPart::new("notes", "each note of the installation is what was written");
+    let events = CheckedPart::new("checksums of events", "each event is what was accepted");
+    let deliveries =
+        CheckedPart::new("checksums of deliveries", "what makes up a delivery's request is what was written");
+    let mut parts = vec![
+        check_pages_alone(db),
+        part(notes, |part| {
+            notes::damaged(db)?.into_iter().for_each(|name| part.found(format!("note {name}")));
+            Ok(())
+        }),
+        check_sealed(db, seal),
+        part(events, |part| check_events(db, part)),
+        part(deliveries, |part| check_deliveries(db, part)),
+    ];
+    parts.extend(check_rules::RULES.iter().map(|rule| {
+        part(CheckedPart::new(rule.name, rule.rule), |part| {
+            for sql in rule.broken_by {
+                let mut statement = db.prepare(sql)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    part.found(row.get(0)?);
+                }
+            }
+            Ok(())
+        })
+    }));
+    parts
+}
+
+/// Checks the pages and indexes alone.
+pub fn check_pages_alone(db: &Connection) -> CheckedPart {
+    part(CheckedPart::new(PAGES, PAGES_RULE), |part| check_pages(db, part))
+}
+
+/// Runs the check of one part. If it cannot go on, the reason is a finding.
+fn part(mut part: CheckedPart, check: impl FnOnce(&mut CheckedPart) -> rusqlite::Result<()>) -> CheckedPart {
+    if let Err(problem) = check(&mut part) {
+        part.found(format!("it cannot be read to its end: {problem}"));
+    }
+    part
+}
+
+fn check_pages(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()> {
+    let mut statement = db.prepare("PRAGMA integrity_check")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let finding: String = row.get(0)?;
+        if finding != "ok" {
+            finding.lines().for_each(|line| part.found(line.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// Opens every sealed text.
+fn check_sealed(db: &Connection, seal: Option<&Seal>) -> CheckedPart {
+    let sealed = CheckedPart::new(SEALED, "the master key fits, and opens everything that is sealed");
+    let Some(seal) = seal else { return sealed.not_checked("no master key was given") };
+    part(sealed, |part| {
+        let check = notes::read(db, CHECK_NOTE)?;
+        if !check.is_some_and(|check| seal.fits(&check)) {
+            part.found("the store is sealed under another master key".into());
+            return Ok(());
+        }
+        if let Some(links) = notes::read(db, LINK_KEY_NOTE)?
+            && let Err(problem) = seal.link_key(&links)
+        {
+            part.found(problem.to_string());
+        }
+        for (what, sql, about) in SEALED_TEXTS {
+            let mut statement = db.prepare(sql)?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()? {
+                let (endpoint, sealed): (EndpointId, Vec<u8>) = (row.get(0)?, row.get(1)?);
+                if seal.open(&about(endpoint), &sealed).is_none() {
+                    part.found(format!("{what} of endpoint {endpoint} cannot be opened"));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Sealed texts of endpoints, and the context of each.
+const SEALED_TEXTS: [(&str, &str, fn(EndpointId) -> Vec<u8>); 3] = [
+    ("the settings", "SELECT id, settings FROM endpoints", about_settings),
+    ("the URLs", "SELECT id, urls FROM endpoints WHERE urls IS NOT NULL", about_urls),
+    ("a secret", "SELECT p.id, s.sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint", about_secret),
+];
+
+fn check_events(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()> {
+    let mut after = Some(0);
+    while let Some(from) = after {
+        let comparison = scrub::compare(db, ScrubStep { after: from, limit: EVENTS_PER_STEP })?;
+        for (tenant, event) in comparison.scrubbed.damaged {
+            part.found(format!("event {event} of tenant {tenant} is not what was accepted"));
+        }
+        after = comparison.scrubbed.next;
+    }
+    Ok(())
+}
+
+row! {
+    /// A delivery that is compared with its checksum.
+    sqlite struct CheckedDeliveryRow from "FROM deliveries d JOIN events e ON e.no = d.event
+               WHERE d.checksum IS NOT NULL AND e.checksum IS NOT NULL" {
+        checksum: i64 = "d.checksum",
+        of_event: i64 = "e.checksum",
+        event: String = "e.id",
+        request: RequestColumns = RequestColumns::COLUMNS,
+    }
+}
+
+fn check_deliveries(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()> {
+    let mut statement = db.prepare(CheckedDeliveryRow::SQL)?;
+    for row in statement.query_map([], CheckedDeliveryRow::read)? {
+        let CheckedDeliveryRow { checksum, of_event, event, request } = row?;
+        if request.checksum(of_event) != checksum {
+            part.found(format!("delivery {} of event {event} is not what was written", request.no));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Keeps figures, and what tenants used on a day.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::EmbeddedStore;
+use super::rows::{at, millis};
+use super::writer::WriteTransaction;
+use crate::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS};
+use crate::model::shard::Shard;
+use crate::store::Result;
+use crate::store::figures::{
+    DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureStore, FigureWriter, StoredFigures,
+};
+use crate::store::plan::figures::{DELETE_STEP, EncodedFigures, FOLDED, decode, encode, fold, next_hour, numbers};
+
+#[async_trait]
+impl FigureStore for EmbeddedStore {
+    async fn begin_figures(&self, writer: FigureWriter, now: Timestamp) -> Result<()> {
+        self.writer
+            .write_later(move |transaction| {
+                // There is no other process, so whoever else is here has ended.
+                let db = transaction.db;
+                let sql = "DELETE FROM figure_writers WHERE writer <> ? RETURNING written_until";
+                let mut statement = db.prepare(sql)?;
+                let ended: Vec<i64> =
+                    statement.query_map([writer.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+                for until in ended {
+                    add_gap(db, FigureGap::of_crash(at(until), now))?;
+                }
+                let sql = "INSERT INTO figure_writers (writer, written_until) VALUES (?, ?) ON CONFLICT DO NOTHING";
+                db.execute(sql, params![writer.0, millis(now)]).map(drop)
+            })
+            .await
+    }
+
+    async fn write_figures(
+        &self,
+        writer: FigureWriter,
+        part: Shard,
+        window_at: Timestamp,
+        rows: Vec<FigureRow>,
+    ) -> Result<()> {
+        let rows: Vec<EncodedFigures> =
+            rows.iter().filter_map(|row| Some(encode(row, self.figure_numbers(&row.scope)?))).collect();
+        self.writer
+            .write_later(move |transaction| {
+                insert(transaction.db, FigureSpan::Window, part, millis(window_at), writer.0, &rows)
+            })
+            .await
+    }
+
+    async fn figures_written(
+        &self,
+        writer: FigureWriter,
+        until: Option<Timestamp>,
+        dropped: Option<FigureGap>,
+    ) -> Result<()> {
+        self.writer
+            .write_later(move |transaction| {
+                let db = transaction.db;
+                if let Some(gap) = dropped {
+                    add_gap(db, gap)?;
+                }
+                match until {
+                    None => db.execute("DELETE FROM figure_writers WHERE writer = ?", [writer.0]),
+                    Some(until) => {
+                        let sql =
+                            "UPDATE figure_writers SET written_until = ?2 WHERE writer = ?1 AND written_until < ?2";
+                        db.execute(sql, params![writer.0, millis(until)])
+                    }
+                }
+                .map(drop)
+            })
+            .await
+    }
+
+    async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool> {
+        let work = self.read(move |db| find_work(db, part, horizon)).await?;
+        if work.is_nothing() {
+            return Ok(false);
+        }
+        let folded = match work.hour {
+            None => None,
+            Some((hour, rows)) => Some((hour, fold(rows)?)),
+        };
+        let is_folding = folded.is_some();
+        let deleted = self
+            .writer
+            .write_later(move |transaction| {
+                if let Some((hour, rows)) = folded {
+                    insert(transaction.db, FigureSpan::Hour, part, hour, FOLDED, &rows)?;
+                    let sql = "INSERT INTO figure_folds (part, folded_until) VALUES (?, ?)
+                               ON CONFLICT (part) DO UPDATE SET folded_until = max(folded_until, excluded.folded_until)";
+                    transaction.db.prepare_cached(sql)?.execute(params![part.0, hour + HOUR_MS])?;
+                }
+                delete_old(transaction, part, horizon)
+            })
+            .await?;
+        Ok(is_folding || deleted >= DELETE_STEP as usize)
+    }
+
+    async fn figures(
+        &self,
+        scope: &FigureScope,
+        span: FigureSpan,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<StoredFigures>> {
+        let Some(numbers) = self.figure_numbers(scope) else { return Ok(Vec::new()) };
+        let (part, from, to) = (scope.part(), millis(from), millis(to));
+        let rows = self
+            .read(move |db| {
+                let folded = if span == FigureSpan::Hour { folded_until(db, part)?.unwrap_or(from) } else { from };
+                let mut rows = read_rows(db, FigureSpan::Hour, part, numbers, (from, to.min(folded)))?;
+                rows.extend(read_rows(db, FigureSpan::Window, part, numbers, (from.max(folded), to))?);
+                Ok(rows)
+            })
+            .await?;
+        rows.into_iter().map(|(span, at, counts, types)| decode(span, at, &counts, types.as_deref())).collect()
+    }
+
+    async fn figure_coverage(&self, from: Timestamp, _: Timestamp) -> Result<FigureCoverage> {
+        self.read(move |db| {
+            let sql = "SELECT min(written_until) FROM figure_writers";
+            let written_until: Option<i64> = db.query_row(sql, [], |row| row.get(0))?;
+            let sql = "SELECT begins_at, ends_at FROM figure_gaps WHERE ends_at > ? ORDER BY ends_at, begins_at";
+            let mut statement = db.prepare_cached(sql)?;
+            let gaps = statement
+                .query_map([millis(from)], |row| Ok(FigureGap { from: at(row.get(0)?), to: at(row.get(1)?) }))?;
+            Ok(FigureCoverage { written_until: written_until.map(at), gaps: gaps.collect::<rusqlite::Result<_>>()? })
+        })
+        .await
+    }
+
+    async fn usage_of_day(&self, day: i32) -> Result<Vec<DayUsage>> {
+        self.read(move |db| {
+            let sql =
+                "SELECT t.id, s.events, s.deliveries, s.data_bytes FROM stored_bytes s JOIN tenants t ON t.no = s.tenant
+                       WHERE s.day = ? AND s.events > 0 ORDER BY t.id";
+            let mut statement = db.prepare_cached(sql)?;
+            let usage = statement.query_map([day], |row| {
+                Ok(DayUsage {
+                    tenant: row.get(0)?,
+                    events: row.get::<_, i64>(1)?.cast_unsigned(),
+                    deliveries: row.get::<_, i64>(2)?.cast_unsigned(),
+                    bytes: row.get::<_, i64>(3)?.cast_unsigned(),
+                })
+            })?;
+            usage.collect()
+        })
+        .await
+    }
+
+    async fn forget_usage(&self, before_day: i32) -> Result<()> {
+        let sql = "SELECT count(*) FROM stored_bytes WHERE day < ? AND events > 0";
+        let old: i64 = self.read(move |db| db.query_row(sql, [before_day], |row| row.get(0))).await?;
+        if old == 0 {
+            return Ok(());
+        }
+        self.writer
+            .write_later(move |transaction| {
+                let db = transaction.db;
+                db.execute("DELETE FROM stored_bytes WHERE day < ? AND events > 0 AND bytes <= 0", [before_day])?;
+                let sql =
+                    "UPDATE stored_bytes SET events = 0, deliveries = 0, data_bytes = 0 WHERE day < ? AND events > 0";
+                db.execute(sql, [before_day]).map(drop)
+            })
+            .await
+    }
+}
+
+impl EmbeddedStore {
+    fn figure_numbers(&self, scope: &FigureScope) -> Option<(i64, i64)> {
+        let index = self.index();
+        numbers(scope, |tenant| index.tenant_no(tenant), |endpoint| index.endpoint_entry(endpoint).map(|(no, _)| no))
+    }
+}
+
+fn add_gap(db: &Connection, gap: FigureGap) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO figure_gaps (begins_at, ends_at) VALUES (?, ?) ON CONFLICT DO NOTHING";
+    db.execute(sql, params![millis(gap.from), millis(gap.to)]).map(drop)
+}
+
+fn insert(
+    db: &Connection,
+    span: FigureSpan,
+    part: Shard,
+    at: i64,
+    writer: i64,
+    rows: &[EncodedFigures],
+) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO figures (span, part, at, tenant, endpoint, writer, counts, types)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+    let mut statement = db.prepare_cached(sql)?;
+    for row in rows {
+        let key = (span as u8, part.0, at, row.tenant, row.endpoint, writer);
+        statement.execute(params![key.0, key.1, key.2, key.3, key.4, key.5, row.counts, row.types])?;
+    }
+    Ok(())
+}
+
+/// What there is to do for a part.
+struct PartWork {
+    /// The hour to fold, and its windows.
+    hour: Option<(i64, Vec<(i64, EncodedFigures)>)>,
+    has_old: bool,
+}
+
+impl PartWork {
+    fn is_nothing(&self) -> bool {
+        self.hour.is_none() && !self.has_old
+    }
+}
+
+fn find_work(db: &Connection, part: Shard, horizon: FigureHorizon) -> rusqlite::Result<PartWork> {
+    let folded = folded_until(db, part)?;
+    let first = "SELECT min(at) FROM figures WHERE span = ? AND part = ? AND at >= ?";
+    let first = |span: FigureSpan, from: i64| -> rusqlite::Result<Option<i64>> {
+        db.prepare_cached(first)?.query_row(params![span as u8, part.0, from], |row| row.get(0))
+    };
+    let hour = next_hour(folded, first(FigureSpan::Window, folded.unwrap_or(i64::MIN))?, horizon.fold_until);
+    let (windows_before, hours_before) = before(folded, horizon);
+    let is_old = |first: Option<i64>, before: i64| first.is_some_and(|first| first < before);
+    let has_old = is_old(first(FigureSpan::Window, i64::MIN)?, windows_before)
+        || is_old(first(FigureSpan::Hour, i64::MIN)?, hours_before);
+    let hour = match hour {
+        None => None,
+        Some(hour) => Some((hour, windows_of(db, part, hour)?)),
+    };
+    Ok(PartWork { hour, has_old })
+}
+
+/// Returns the times before which windows and hours are deleted. Windows are
+/// kept until they are folded.
+fn before(folded: Option<i64>, horizon: FigureHorizon) -> (i64, i64) {
+    (millis(horizon.windows_before).min(folded.unwrap_or(i64::MIN)), millis(horizon.hours_before))
+}
+
+fn windows_of(db: &Connection, part: Shard, hour: i64) -> rusqlite::Result<Vec<(i64, EncodedFigures)>> {
+    let sql = "SELECT at, tenant, endpoint, counts, types FROM figures
+               WHERE span = 0 AND part = ? AND at >= ? AND at < ? ORDER BY at";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![part.0, hour, hour + HOUR_MS], |row| {
+        let (tenant, endpoint, counts, types) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
+        Ok((row.get(0)?, EncodedFigures { tenant, endpoint, counts, types }))
+    })?;
+    rows.collect()
+}
+
+fn folded_until(db: &Connection, part: Shard) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT folded_until FROM figure_folds WHERE part = ?";
+    db.prepare_cached(sql)?.query_row([part.0], |row| row.get(0)).optional()
+}
+
+fn delete_old(transaction: &WriteTransaction<'_>, part: Shard, horizon: FigureHorizon) -> rusqlite::Result<usize> {
+    let db = transaction.db;
+    let (windows_before, hours_before) = before(folded_until(db, part)?, horizon);
+    let sql = "DELETE FROM figures WHERE (span, part, at, tenant, endpoint, writer) IN (
+                   SELECT span, part, at, tenant, endpoint, writer FROM figures
+                   WHERE span = ? AND part = ? AND at < ? ORDER BY at LIMIT ?)";
+    let mut statement = db.prepare_cached(sql)?;
+    let windows = statement.execute(params![FigureSpan::Window as u8, part.0, windows_before, DELETE_STEP])?;
+    let hours = statement.execute(params![FigureSpan::Hour as u8, part.0, hours_before, DELETE_STEP])?;
+    db.prepare_cached("DELETE FROM figure_gaps WHERE ends_at < ?")?.execute([hours_before])?;
+    Ok(windows.max(hours))
+}
+
+type RawFigures = (FigureSpan, Timestamp, Vec<u8>, Option<Vec<u8>>);
+
+/// Reads the rows of a scope, by one seek for each window or hour.
+fn read_rows(
+    db: &Connection,
+    span: FigureSpan,
+    part: Shard,
+    (tenant, endpoint): (i64, i64),
+    (from, to): (i64, i64),
+) -> rusqlite::Result<Vec<RawFigures>> {
+    let step = match span {
+        FigureSpan::Window => WINDOW_MS,
+        FigureSpan::Hour => HOUR_MS,
+    };
+    let sql = "SELECT counts, types FROM figures
+               WHERE span = ? AND part = ? AND at = ? AND tenant = ? AND endpoint = ? ORDER BY writer";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut read = Vec::new();
+    let mut begins_at = from + (step - from.rem_euclid(step)) % step;
+    while begins_at < to {
+        let key = params![span as u8, part.0, begins_at, tenant, endpoint];
+        for row in statement.query_map(key, |row| Ok((row.get(0)?, row.get(1)?)))? {
+            let (counts, types) = row?;
+            read.push((span, at(begins_at), counts, types));
+        }
+        begins_at += step;
+    }
+    Ok(read)
+}

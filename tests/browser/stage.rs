@@ -1,0 +1,129 @@
+//! Gateways for the browser to look at: empty, full, and full of hostile texts.
+
+use std::collections::HashMap;
+
+use posthaste::dashboard::page_table::{self, PageRoute};
+use posthaste::model::sign_in::Site;
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually};
+
+/// What a gateway has been filled with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filling {
+    /// Nothing was ever sent.
+    Empty,
+    /// Endpoints in all states, events, dead letters, a job.
+    Full,
+    /// The same with texts of strangers in every field.
+    Hostile,
+}
+
+/// Texts that would do harm if they were taken for markup.
+pub const HOSTILE: &str =
+    "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)><svg onload=alert(3)>\u{202e}gnp.exe{{7*7}}";
+
+/// A gateway on the stage, with values for the parameters of paths.
+pub struct Stage {
+    pub gateway: Gateway,
+    pub tenant_token: String,
+    params: HashMap<&'static str, String>,
+    _receiver: Receiver,
+}
+
+impl Stage {
+    /// Starts a gateway and fills it.
+    pub async fn set(filling: Filling) -> Self {
+        let gateway = Gateway::start_with(Options::flags(&["--self-test", "off"])).await;
+        let receiver = Receiver::start().await;
+        let mut params = HashMap::from([("tenant", "default".to_owned())]);
+        if filling != Filling::Empty {
+            fill(&gateway, &receiver, filling, &mut params).await;
+        }
+        let token = json!({"tenant": "default", "rights": ["manage", "read"], "name": "customer"});
+        let token = gateway.client.post_json("/v1/tokens", &token).await.expect(201);
+        let tenant_token = token["token"].as_str().unwrap().to_owned();
+        Self { gateway, tenant_token, params, _receiver: receiver }
+    }
+
+    /// Returns the address of the gateway's root.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.gateway.address)
+    }
+
+    /// Returns the paths of all pages of a site that this gateway can show.
+    pub fn paths(&self, site: Site) -> Vec<String> {
+        let pages = page_table::pages(&posthaste::api::openapi::document()).expect("every page names its right");
+        let shown = pages.iter().filter(|page| page.site == site && page.method == "GET");
+        shown.filter_map(|page| self.path(page)).collect()
+    }
+
+    fn path(&self, page: &PageRoute) -> Option<String> {
+        let path = &page.path;
+        // Not pages: a stylesheet, a picture, a stream, files to keep.
+        let leaf = path.rsplit('/').next().unwrap_or_default();
+        if ["theme.css", "logo", "stream", "export", "download", "data", "body"].contains(&leaf) || leaf.contains('.') {
+            return None;
+        }
+        let mut filled = String::new();
+        for part in path.split('/').skip(1) {
+            filled.push('/');
+            match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
+                Some(name) => filled.push_str(self.params.get(name)?),
+                None => filled.push_str(part),
+            }
+        }
+        Some(filled)
+    }
+}
+
+/// Fills a gateway: a receiver that answers, one that refuses, one that is away.
+async fn fill(gateway: &Gateway, receiver: &Receiver, filling: Filling, params: &mut HashMap<&'static str, String>) {
+    let text = |plain: &str| match filling {
+        Filling::Hostile => format!("{plain} {HOSTILE}"),
+        Filling::Empty | Filling::Full => plain.to_owned(),
+    };
+    if filling == Filling::Hostile {
+        let body = text("no");
+        receiver.answer_with(move |_| Reply::Body(400, body.clone().into()));
+    }
+    let endpoint = gateway
+        .create_endpoint(json!({
+            "url": receiver.url(),
+            "description": text("orders"),
+            "metadata": {"team": text("shop")},
+            "retry": eager_retry(2),
+        }))
+        .await;
+    let away = json!({"url": "http://127.0.0.1:9/hook", "description": text("away"), "event_types": ["order.*"]});
+    let away = gateway.create_endpoint(away).await;
+    for number in 0..12 {
+        let key = text(&format!("k{}", number % 3));
+        let key: String = key.chars().filter(|c| !c.is_control()).take(60).collect();
+        let event = json!({"id": format!("e{number}"), "type": "order.paid", "key": key, "data": {"note": text("paid"), "n": number}});
+        gateway.send(event).await;
+    }
+    let state = if filling == Filling::Hostile { "dead" } else { "delivered" };
+    let path = format!("/v1/tenants/default/deliveries?endpoint={}", endpoint["id"].as_str().unwrap());
+    let delivery = eventually("an event is through", || async {
+        let list = gateway.list(&path).await;
+        list.into_iter().find(|delivery| delivery["state"] == state).ok_or_else(|| "none is".to_owned())
+    })
+    .await;
+    let filter = json!({"kind": "retry", "filter": {"endpoints": [away["id"]]}, "note": text("again")});
+    let job = gateway.client.post_json("/v1/tenants/default/jobs", &filter).await.expect(202);
+    params.insert("endpoint", id(&endpoint));
+    params.insert("delivery", id(&delivery));
+    params.insert("event", delivery["event_id"].as_str().unwrap().to_owned());
+    params.insert("job", id(&job));
+    let tenant = json!({"name": text("Acme")});
+    gateway.client.patch_json("/v1/tenants/default", &tenant).await.expect(200);
+    let tokens = gateway.client.get("/v1/tokens").await.expect(200);
+    if let Some(token) = tokens["data"].get(0) {
+        params.insert("token", id(token));
+    }
+}
+
+fn id(of: &Value) -> String {
+    of["id"].as_str().unwrap_or_else(|| panic!("no id in {of}")).to_owned()
+}

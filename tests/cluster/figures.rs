@@ -1,0 +1,53 @@
+//! Figures over many nodes: those of an endpoint add up over its owners.
+
+use serde_json::{Value, json};
+
+use crate::ledger::{Ledger, Reply};
+use crate::nodes::Cluster;
+use crate::support::eventually;
+
+const TENANT: &str = "/v1/tenants/default";
+const EVENTS: usize = 30;
+
+/// Sends events to one endpoint, and waits until all are delivered.
+async fn deliver(cluster: &Cluster, ledger: &Ledger, node: usize, endpoint: &str, round: &str) {
+    let events: Vec<Value> =
+        (0..EVENTS).map(|n| json!({"id": format!("{round}-{n}"), "type": endpoint, "data": n})).collect();
+    cluster.nodes[node].client().post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    let is_delivered = |entries: &[crate::ledger::Entry]| {
+        entries.iter().filter(|entry| entry.id.starts_with(round) && entry.is_delivered()).count() == EVENTS
+    };
+    ledger.wait_until("all to be delivered", is_delivered).await;
+    cluster.drained().await;
+}
+
+fn sum(figures: &Value, pointer: &str) -> u64 {
+    let points = figures["data"].as_array().expect("points");
+    points.iter().filter_map(|point| point.pointer(pointer)?.as_u64()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_figures_of_an_endpoint_add_up_over_a_take_over() {
+    let ledger = Ledger::start(|entry| Reply::Status(if entry.attempt == 1 { 503 } else { 200 })).await;
+    let mut cluster = Cluster::started(2, &ledger).await;
+    let endpoint = cluster.owned_by(1).await[0].clone();
+    // Accepted at one node, delivered by the other.
+    deliver(&cluster, &ledger, 0, &endpoint, "before").await;
+    cluster.terminate(1).await;
+    deliver(&cluster, &ledger, 0, &endpoint, "after").await;
+    cluster.restart(1).await;
+    cluster.terminate(0).await;
+    let path = format!("{}/figures", cluster.path(&endpoint));
+    let figures = cluster.nodes[1].client().get(&path).await.expect(200);
+    let (events, requests) = (2 * EVENTS as u64, ledger.count() as u64);
+    assert_eq!(requests, 2 * events, "of the receiver itself");
+    assert_eq!(sum(&figures, "/attempts/by_result/5xx") + sum(&figures, "/attempts/by_result/2xx"), requests);
+    assert_eq!((sum(&figures, "/ended/delivered"), sum(&figures, "/accepted")), (events, events), "{figures}");
+    assert_eq!((sum(&figures, "/second/delivered"), &figures["gaps"]), (events, &json!([])));
+    let tenant = eventually("the tenant's figures", || async {
+        let tenant = cluster.nodes[1].client().get(&format!("{TENANT}/figures")).await.expect(200);
+        if sum(&tenant, "/accepted") == events { Ok(tenant) } else { Err(tenant.to_string()) }
+    })
+    .await;
+    assert_eq!(sum(&tenant, "/ended/delivered"), events);
+}

@@ -1,0 +1,60 @@
+//! What needs attention: found without looking for it, and told with the command
+//! that helps.
+
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually, path_of};
+
+for_every_store! {
+    whatever_is_not_well_is_told_worst_first_with_the_command_that_helps,
+}
+
+async fn whatever_is_not_well_is_told_worst_first_with_the_command_that_helps() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    assert_eq!(client.get("/v1/attention").await.expect(200), json!({"data": [], "unanswered_nodes": []}));
+    client.send("PUT", "/v1/tenants/acme", &[], r#"{"name":"Acme"}"#).await.unwrap().expect(201);
+
+    let (gone, refusing) = (Receiver::scripted(vec![Reply::Status(410)]).await, Receiver::start().await);
+    refusing.answer_with(|_| Reply::Status(400));
+    let gone = gateway.create_endpoint(json!({"url": gone.url(), "event_types": ["a.gone"]})).await;
+    let dying =
+        gateway.create_endpoint(json!({"url": refusing.url(), "event_types": ["a.refused"], "ordering": "key"})).await;
+    let broken = json!({"url": "http://127.0.0.1:1/", "event_types": ["a.broken"], "retry": eager_retry(20)});
+    let broken = client.post_json("/v1/tenants/acme/endpoints", &broken).await.expect(201);
+    client.post(&format!("{}/breaker/open", path_of(&broken)), r#"{"note":"a test"}"#).await.expect(200);
+    gateway.send(json!({"type": "a.gone", "data": 1})).await;
+    for n in 0..11 {
+        gateway.send(json!({"type": "a.refused", "key": format!("k{n}"), "data": n})).await;
+    }
+    // It waits behind the first dead letter of its lane.
+    eventually("all to be dead", || async {
+        let total = client.get("/v1/dead-letters/groups").await.expect(200)["total"]["count"].clone();
+        if total == 12 { Ok(()) } else { Err(total.to_string()) }
+    })
+    .await;
+    gateway.send(json!({"type": "a.refused", "key": "k3", "data": 99})).await;
+
+    let items = async |path: &str| client.get(path).await.expect(200)["data"].as_array().unwrap().clone();
+    let kinds =
+        |items: &[Value]| items.iter().map(|item| item["kind"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    eventually("everything to be told", || async {
+        let found = kinds(&items("/v1/attention").await);
+        let expected = ["disabled", "lane_blocked", "breaker_open", "dead_growing"];
+        if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    let found = items("/v1/attention").await;
+    let of = |kind: &str| found.iter().find(|item| item["kind"] == kind).unwrap();
+    let id = |endpoint: &Value| endpoint["id"].as_str().unwrap().to_owned();
+    assert_eq!((&of("disabled")["severity"], &of("disabled")["endpoint"]), (&json!("critical"), &gone["id"]));
+    assert_eq!(of("disabled")["command"], format!("posthaste endpoints resume {} --tenant default", id(&gone)));
+    assert_eq!((&of("lane_blocked")["endpoint"], &of("lane_blocked")["waiting"]), (&dying["id"], &json!(1)));
+    assert!(of("lane_blocked")["reason"].as_str().unwrap().contains("\"k3\""), "{}", of("lane_blocked"));
+    assert_eq!((&of("breaker_open")["tenant"], &of("breaker_open")["severity"]), (&json!("acme"), &json!("warning")));
+    assert!(of("breaker_open")["reason"].as_str().unwrap().contains("a test"), "{}", of("breaker_open"));
+    let growing = of("dead_growing")["reason"].as_str().unwrap();
+    assert!(growing.starts_with("11 deliveries have died today"), "{growing}");
+
+    assert_eq!(kinds(&items("/v1/tenants/acme/attention").await), ["breaker_open"], "a tenant sees its own alone");
+}

@@ -1,0 +1,255 @@
+//! The producers and receivers of `examples`, against a real gateway: an event that
+//! comes again has no second effect, also after the receiver was killed.
+//!
+//! Part of the tests that need what `./check` installs: Python and Node with their
+//! libraries, Go, Java and PHP.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::OnceLock;
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::servers::guard::free_port;
+use crate::signatures::installed;
+use crate::support::{Client, Gateway, PATIENCE, eager_retry, eventually};
+
+/// The examples of a language.
+#[derive(Clone, Copy)]
+struct Language {
+    producer: fn() -> Command,
+    receiver: fn(port: u16, inbox: &Path) -> Command,
+    /// The ids in the inbox, in its order.
+    ids: fn(inbox: &Path) -> Vec<String>,
+}
+
+fn example(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(path)
+}
+
+fn program(name: &str, args: &[&str], file: &str) -> Command {
+    let mut command = Command::new(name);
+    command.args(args).arg(example(file));
+    command
+}
+
+/// A receiver that takes its port and its inbox as arguments.
+fn with_arguments(mut command: Command, port: u16, inbox: &Path) -> Command {
+    command.arg(port.to_string()).arg(inbox);
+    command
+}
+
+fn ids_in_table(inbox: &Path) -> Vec<String> {
+    let database = Connection::open(inbox).expect("a database");
+    let mut rows = database.prepare("SELECT id FROM inbox ORDER BY rowid").expect("the inbox");
+    rows.query_map([], |row| row.get(0)).expect("rows").collect::<Result<_, _>>().expect("texts")
+}
+
+fn ids_in_lines(inbox: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(inbox).expect("an inbox");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.map(|line| line["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+fn ids_in_columns(inbox: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(inbox).expect("an inbox");
+    text.lines().map(|line| line.split('\t').nth(1).expect("an id").to_owned()).collect()
+}
+
+const PYTHON: Language = Language {
+    producer: || program("python3", &[], "python/producer.py"),
+    receiver: |port, inbox| {
+        let mut command = program("python3", &[], "python/receiver.py");
+        command.env("PYTHONPATH", installed("python", "requirements.txt"));
+        with_arguments(command, port, inbox)
+    },
+    ids: ids_in_table,
+};
+
+const NODE: Language = Language {
+    producer: || program("node", &[], "node/producer.mjs"),
+    receiver: |port, inbox| {
+        let mut command = program("node", &[], "node/receiver.mjs");
+        command.env("NODE_PACKAGES", installed("node", "package.json"));
+        with_arguments(command, port, inbox)
+    },
+    ids: ids_in_lines,
+};
+
+const GO: Language = Language {
+    producer: || Command::new(built_by_go("producer")),
+    receiver: |port, inbox| with_arguments(Command::new(built_by_go("receiver")), port, inbox),
+    ids: ids_in_lines,
+};
+
+const JAVA: Language = Language {
+    producer: || java("Producer"),
+    receiver: |port, inbox| with_arguments(java("Receiver"), port, inbox),
+    ids: ids_in_columns,
+};
+
+const PHP: Language = Language {
+    producer: || program("php", &[], "php/producer.php"),
+    receiver: |port, inbox| {
+        let mut command = program("php", &["-S", &format!("127.0.0.1:{port}")], "php/receiver.php");
+        command.env("INBOX", inbox).stderr(Stdio::null());
+        command
+    },
+    ids: ids_in_table,
+};
+
+/// Builds an example beside the tests' other files. `go run` would leave the program
+/// behind when it is killed.
+fn built_by_go(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go");
+    let built = folder.join(name);
+    let mut command = std::process::Command::new("go");
+    command.args(["build", "-o"]).arg(&built).arg(example(&format!("go/{name}.go")));
+    command.env("GOCACHE", folder.join("cache")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
+    let status = command.status().expect("go is installed: Debian's package golang-go");
+    assert!(status.success(), "{name}.go is not built");
+    built
+}
+
+/// Runs an example of Java. Both are compiled once: `java Receiver.java` compiles at every
+/// start, which takes long on a busy machine.
+fn java(class: &str) -> Command {
+    static CLASSES: OnceLock<PathBuf> = OnceLock::new();
+    let classes = CLASSES.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java");
+        let mut command = std::process::Command::new("javac");
+        command.arg("-d").arg(&folder).args(["Producer", "Receiver"].map(|name| example(&format!("java/{name}.java"))));
+        let status = command.status().expect("javac is installed: Debian's package default-jdk-headless");
+        assert!(status.success(), "the examples of Java are not compiled");
+        folder
+    });
+    let mut command = Command::new("java");
+    command.args(["-XX:TieredStopAtLevel=1", "-cp"]).arg(classes).arg(class);
+    command
+}
+
+/// A receiver of the examples, which can be killed and started again.
+struct ExampleReceiver {
+    language: Language,
+    process: Child,
+    port: u16,
+    secret: String,
+    folder: TempDir,
+}
+
+impl ExampleReceiver {
+    async fn start(language: Language, secret: &str) -> Self {
+        let (port, folder) = (free_port(), tempfile::tempdir().expect("a folder"));
+        let process = Self::run(language, port, &folder.path().join("inbox"), secret).await;
+        Self { language, process, port, secret: secret.to_owned(), folder }
+    }
+
+    async fn run(language: Language, port: u16, inbox: &Path, secret: &str) -> Child {
+        let mut command = (language.receiver)(port, inbox);
+        // An old secret beside the present one, as during a rotation.
+        let secrets = format!("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw,{secret}");
+        command.env("WEBHOOK_SECRET", secrets).stdin(Stdio::null()).kill_on_drop(true);
+        let process = command.spawn().unwrap_or_else(|problem| panic!("{command:?} does not start: {problem}"));
+        eventually("the receiver to listen", || async {
+            TcpStream::connect(("127.0.0.1", port)).map(drop).map_err(|problem| problem.to_string())
+        })
+        .await;
+        process
+    }
+
+    async fn kill_and_start_again(&mut self) {
+        self.process.kill().await.expect("it can be killed");
+        self.process = Self::run(self.language, self.port, &self.inbox(), &self.secret).await;
+    }
+
+    fn inbox(&self) -> PathBuf {
+        self.folder.path().join("inbox")
+    }
+
+    fn ids(&self) -> Vec<String> {
+        (self.language.ids)(&self.inbox())
+    }
+}
+
+/// Runs a producer to its end; what it says of each event.
+async fn produce(language: Language, gateway: &Gateway, count: u32) -> BTreeMap<String, String> {
+    let mut command = (language.producer)();
+    command.args([&format!("http://{}/", gateway.address), "default", &count.to_string()]);
+    command.env("POSTHASTE_TOKEN", gateway.token()).kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let pair = |line: &str| line.split_once(' ').map(|(id, outcome)| (id.to_owned(), outcome.to_owned()));
+    said.lines().map(|line| pair(line).expect("an id and what became of it")).collect()
+}
+
+/// Hands in events with the language's producer, delivers them to its receiver, and
+/// again after a replay and after a crash: each is in the inbox once, in order.
+async fn each_event_is_kept_once_and_in_order(language: Language) {
+    let gateway = Gateway::start().await;
+    let endpoint = gateway.create_endpoint(json!({"url": "http://127.0.0.1:1/", "retry": eager_retry(9)})).await;
+    let secret = endpoint["secret"].as_str().expect("a secret").to_owned();
+    let mut receiver = ExampleReceiver::start(language, &secret).await;
+    let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().expect("an id"));
+    let patch = json!({"url": format!("http://127.0.0.1:{}/", receiver.port)}).to_string();
+    gateway.client.send("PATCH", &path, &[], patch).await.expect("an answer").expect(200);
+
+    let outcomes = produce(language, &gateway, 3).await;
+    assert_eq!(outcomes.values().collect::<Vec<_>>(), ["accepted"; 3], "{outcomes:?}");
+    let again = produce(language, &gateway, 4).await;
+    assert_eq!(again.values().collect::<Vec<_>>(), ["duplicate", "duplicate", "duplicate", "accepted"], "{again:?}");
+    let expected = ["order-7-1", "order-7-2", "order-7-3", "order-7-4"];
+    let mut deliveries = Vec::new();
+    for id in expected {
+        deliveries.push(gateway.wait_for_state(id, "delivered").await);
+    }
+    assert_eq!(receiver.ids(), expected);
+
+    gateway.post_to_delivery(&deliveries[0], "replay").await.expect(202);
+    let replayed = gateway.wait_for_state(expected[0], "delivered").await;
+    assert_eq!((&replayed["attempts"], &replayed["last_status"]), (&json!(2), &json!(200)), "a duplicate is 200");
+    receiver.kill_and_start_again().await;
+    for delivery in &deliveries {
+        gateway.post_to_delivery(delivery, "replay").await.expect(202);
+        gateway.wait_for_state(delivery["event_id"].as_str().expect("an id"), "delivered").await;
+    }
+    assert_eq!(receiver.ids(), expected, "nothing twice, though the receiver was killed");
+
+    let forged = Client::new(([127, 0, 0, 1], receiver.port).into(), "");
+    let now = posthaste::clock::Clock::now(&posthaste::clock::SystemClock).as_second().to_string();
+    let headers = [("webhook-id", "forged"), ("webhook-timestamp", &now), ("webhook-signature", "v1,AAAA")];
+    let answer =
+        forged.send("POST", "/", &headers, r#"{"id":"forged","tenant":"default","type":"t","data":1}"#.to_owned());
+    assert_eq!(answer.await.expect("an answer").status, 400);
+    assert_eq!(receiver.ids(), expected);
+}
+
+#[tokio::test]
+async fn the_python_examples_keep_each_event_once() {
+    each_event_is_kept_once_and_in_order(PYTHON).await;
+}
+
+#[tokio::test]
+async fn the_node_examples_keep_each_event_once() {
+    each_event_is_kept_once_and_in_order(NODE).await;
+}
+
+#[tokio::test]
+async fn the_go_examples_keep_each_event_once() {
+    each_event_is_kept_once_and_in_order(GO).await;
+}
+
+#[tokio::test]
+async fn the_java_examples_keep_each_event_once() {
+    each_event_is_kept_once_and_in_order(JAVA).await;
+}
+
+#[tokio::test]
+async fn the_php_examples_keep_each_event_once() {
+    each_event_is_kept_once_and_in_order(PHP).await;
+}

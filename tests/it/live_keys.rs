@@ -1,0 +1,201 @@
+//! Master key and admin token are replaced while the gateway runs, under load, and
+//! whenever it is killed.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::at_rest::rotate;
+use crate::cli::{asked, posthaste, to_gateway};
+use crate::support::{Client, Gateway, Receiver, eventually, path_of, unlimited};
+
+for_every_store! {
+    the_master_key_is_replaced_under_load_and_nothing_fails,
+    a_rotation_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_the_next,
+    a_new_admin_token_is_in_force_at_once_and_the_old_one_is_not,
+}
+
+const ENDPOINTS: usize = 30;
+
+/// A gateway with endpoints that have something to hide; each wants its own type.
+async fn with_endpoints(receiver: &Receiver) -> (Gateway, Vec<Value>) {
+    let gateway = Gateway::start().await;
+    let mut endpoints = Vec::new();
+    for n in 0..ENDPOINTS {
+        let settings = json!({"url": receiver.url(), "event_types": [format!("t{n}")], "headers": {"X-Mine": "mine"}, "rate": unlimited()});
+        endpoints.push(gateway.create_endpoint(settings).await);
+    }
+    (gateway, endpoints)
+}
+
+fn key_file(gateway: &Gateway) -> PathBuf {
+    gateway.folder().join("master-key")
+}
+
+fn keys(gateway: &Gateway) -> Vec<String> {
+    std::fs::read_to_string(key_file(gateway)).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Every endpoint's secret and header are what they were: a delivery says so.
+async fn all_sign(gateway: &Gateway, receiver: &Receiver, endpoints: &[Value]) {
+    let before = receiver.count();
+    for n in 0..endpoints.len() {
+        gateway.send(json!({"type": format!("t{n}"), "data": n})).await;
+    }
+    let seen = receiver.wait_for(before + endpoints.len()).await;
+    for request in &seen[before..] {
+        assert_eq!(request.header("x-mine"), "mine");
+        let n: usize = request.json()["data"].as_u64().unwrap() as usize;
+        let webhook = standardwebhooks::Webhook::new(endpoints[n]["secret"].as_str().unwrap()).unwrap();
+        webhook.verify(&request.body, &request.headers).expect("the secret it was created with");
+    }
+}
+
+/// Whether nothing in the store is sealed under another key than the newest.
+async fn sealed_ids(gateway: &Gateway) -> Vec<Vec<u8>> {
+    let mut ids: Vec<Vec<u8>> = match gateway.database() {
+        Some(database) => {
+            let sql = "SELECT string_agg(DISTINCT encode(substr(x, 1, 4), 'hex'), ',') FROM (
+                           SELECT settings AS x FROM posthaste.endpoints UNION ALL
+                           SELECT urls FROM posthaste.endpoints WHERE urls IS NOT NULL UNION ALL
+                           SELECT sealed FROM posthaste.secrets) all_sealed";
+            let rows = database.rows(sql).await;
+            let text = rows[0][0].clone().expect("something is sealed");
+            text.split(',').map(|id| hex::decode(id).unwrap()).collect()
+        }
+        None => {
+            let db = rusqlite::Connection::open(gateway.folder().join("posthaste.db")).unwrap();
+            let sql = "SELECT DISTINCT substr(x, 1, 4) FROM (SELECT settings AS x FROM endpoints UNION ALL
+                       SELECT urls FROM endpoints WHERE urls IS NOT NULL UNION ALL SELECT sealed FROM secrets)";
+            let mut statement = db.prepare(sql).unwrap();
+            statement.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+        }
+    };
+    ids.sort();
+    ids
+}
+
+async fn the_master_key_is_replaced_under_load_and_nothing_fails() {
+    let receiver = Receiver::start().await;
+    let (gateway, endpoints) = with_endpoints(&receiver).await;
+    let gateway = Arc::new(gateway);
+    let (before, old) = (sealed_ids(&gateway).await, keys(&gateway));
+    assert_eq!((before.len(), old.len()), (1, 1));
+    let (is_over, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let load = (0..4).map(|worker| {
+        let (gateway, is_over, sent) = (gateway.clone(), is_over.clone(), sent.clone());
+        tokio::spawn(async move {
+            let client = gateway.another_client();
+            for n in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let event = json!({"type": format!("t{}", n % ENDPOINTS), "data": n % ENDPOINTS, "id": format!("{worker}-{n}")});
+                client.post_json("/v1/tenants/default/events", &event).await.expect(202);
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    });
+    let load: Vec<_> = load.collect();
+    // People change endpoints meanwhile, and make new ones.
+    let changing = {
+        let (gateway, is_over, endpoints) = (gateway.clone(), is_over.clone(), endpoints.clone());
+        tokio::spawn(async move {
+            let mut made = Vec::new();
+            for n in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    return made;
+                }
+                gateway.patch(&endpoints[n % ENDPOINTS], json!({"description": format!("change {n}")})).await;
+                made.push(
+                    gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/", "event_types": ["never"]})).await,
+                );
+                gateway.client.post(&format!("{}/secrets/rotate", path_of(&made[n])), "{}").await.expect(201);
+            }
+            made
+        })
+    };
+    eventually("some load", async || match sent.load(Ordering::Relaxed) {
+        0..20 => Err("too little".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    for round in 0..3 {
+        let (is_done, said) = rotate(&gateway).await;
+        assert!(is_done && said.contains("running gateway"), "{round}: {said}");
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for worker in load {
+        worker.await.expect("no event is refused");
+    }
+    let made = changing.await.expect("no change is refused");
+    let (after, new) = (sealed_ids(&gateway).await, keys(&gateway));
+    assert!(after.len() == 1 && after != before, "everything is sealed under one key, and another one");
+    assert!(new.len() == 1 && new != old);
+    receiver.wait_for(sent.load(Ordering::Relaxed)).await;
+    all_sign(&gateway, &receiver, &endpoints).await;
+    let entries = asked(&gateway, &["audit", "--all"]).await;
+    let rotations = entries["data"].as_array().unwrap().iter().filter(|entry| entry["action"] == "master_key.rotated");
+    assert_eq!(rotations.count(), 3);
+    let gateway = Arc::into_inner(gateway).expect("nobody else has it").restart().await;
+    all_sign(&gateway, &receiver, &endpoints).await;
+    for endpoint in &made {
+        gateway.endpoint(endpoint).await;
+    }
+}
+
+async fn a_rotation_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_the_next() {
+    let receiver = Receiver::start().await;
+    let (mut gateway, endpoints) = with_endpoints(&receiver).await;
+    for round in 0..6_u64 {
+        let before = keys(&gateway);
+        let mut rotating = to_gateway(&gateway, &["keys", "rotate"]).stderr(Stdio::null()).spawn().unwrap();
+        // It has begun when the file changes; each round the gateway is killed at another moment after that.
+        while keys(&gateway) == before && rotating.try_wait().unwrap().is_none() {
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(4 * round)).await;
+        gateway = gateway.killed_and_restarted().await;
+        let _ = rotating.wait().await;
+        all_sign(&gateway, &receiver, &endpoints).await;
+    }
+    let (is_done, said) = rotate(&gateway).await;
+    assert!(is_done, "{said}");
+    assert_eq!((sealed_ids(&gateway).await.len(), keys(&gateway).len()), (1, 1));
+    let gateway = gateway.killed_and_restarted().await;
+    all_sign(&gateway, &receiver, &endpoints).await;
+}
+
+async fn a_new_admin_token_is_in_force_at_once_and_the_old_one_is_not() {
+    let gateway = Gateway::start().await;
+    let file = gateway.folder().join("admin-token");
+    let made = asked(&gateway, &["keys", "new-admin-token"]).await;
+    let token = made["token"].as_str().unwrap();
+    assert_eq!((std::fs::read_to_string(&file).unwrap().trim(), &made["unconfirmed_nodes"]), (token, &json!(0)));
+    gateway.client.get("/v1/tenants").await.problem(401, "unauthenticated");
+    Client::new(gateway.address, token).get("/v1/tenants").await.expect(200);
+    assert!(!gateway.folder().join("admin-token.next").exists());
+
+    // Killed after the hash was stored and before the file got its place.
+    let next = gateway.folder().join("admin-token.next");
+    std::fs::write(&next, format!("{token}\n")).unwrap();
+    std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&file, "pha_old\n").unwrap();
+    let gateway = gateway.killed_and_restarted().await;
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), token);
+    gateway.client.get("/v1/tenants").await.expect(200);
+    // A tenant's token may do neither.
+    let made = json!({"tenant": "default", "rights": ["manage"]});
+    let made = gateway.client.post_json("/v1/tokens", &made).await.expect(201);
+    let tenant = Client::new(gateway.address, made["token"].as_str().unwrap());
+    for path in ["/v1/admin-token", "/v1/master-key/rotate"] {
+        tenant.post(path, "").await.problem(403, "missing_right");
+    }
+    let nobody = posthaste(&["keys", "new-admin-token", "--data", "/nonexistent"]).output().await.unwrap();
+    assert!(!nobody.status.success());
+}
