@@ -104,12 +104,16 @@ impl Drop for PartialBackup {
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let is_partial = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(PARTIAL_SUFFIX));
-        // Only what this program makes has a lock in it.
-        let lock = File::open(path.join(LOCK_FILE)).ok().filter(|_| is_partial);
-        if lock.is_some_and(|lock| lock.try_lock().is_ok()) {
-            let _ = std::fs::remove_dir_all(&path);
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(PARTIAL_SUFFIX)) {
+            continue;
         }
+        // Only what this program makes has a lock in it. A process that was killed before it
+        // made the lock left an empty folder.
+        let _ = match File::open(path.join(LOCK_FILE)) {
+            Ok(lock) if lock.try_lock().is_ok() => std::fs::remove_dir_all(&path),
+            Ok(_) => Ok(()),
+            Err(_) => std::fs::remove_dir(&path),
+        };
     }
 }
 
