@@ -372,11 +372,7 @@ impl Metrics {
     pub fn died(&self, cause: DeadCause, used: u32, is_replay: bool) {
         self.deliveries_finished.at(DeliveryEnd::Dead(cause).index()).inc();
         self.delivery_attempts.at(1).observe(f64::from(used));
-        let is_refused = match cause {
-            DeadCause::Refused | DeadCause::Gone => true,
-            DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged => false,
-        };
-        if !is_refused && !is_replay {
+        if !cause.is_refused_by_receiver() && !is_replay {
             self.count_in_slo(false);
         }
     }

@@ -61,6 +61,27 @@ impl DeadCause {
             Self::Refused | Self::Gone => false,
         }
     }
+
+    /// Whether the receiver turned the delivery away for good. The service-level
+    /// goal leaves such deaths out.
+    pub fn is_refused_by_receiver(self) -> bool {
+        match self {
+            Self::Refused | Self::Gone => true,
+            Self::Exhausted | Self::Expired | Self::Poisoned | Self::Damaged => false,
+        }
+    }
+
+    /// Returns what the cause means, for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Exhausted => "all attempts were used up",
+            Self::Expired => "too old: the deadline passed",
+            Self::Refused => "the receiver refused it for good",
+            Self::Gone => "the receiver asked never to be called again",
+            Self::Poisoned => "its processing failed inside the gateway",
+            Self::Damaged => "what is stored of it is damaged, so it is never sent",
+        }
+    }
 }
 
 /// Number of internal errors after which a delivery is dead.

@@ -205,11 +205,7 @@ impl WindowFigures {
             }
             CountedEnd::Dead { cause, is_in_slo } => {
                 self.dead[cause as usize] += 1;
-                let is_refused = match cause {
-                    DeadCause::Refused | DeadCause::Gone => true,
-                    DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged => false,
-                };
-                self.slo.total += u64::from(is_in_slo && !is_refused);
+                self.slo.total += u64::from(is_in_slo && !cause.is_refused_by_receiver());
             }
         }
     }

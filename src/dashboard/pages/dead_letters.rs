@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::dead_letter_filter::{DeadLetterFilter, NAMES};
 use super::endpoint_labels::{EndpointLabel, endpoint_labels};
-use super::recovery_words::{self, answer_hint, counted};
+use super::recovery_words::{answer_hint, counted};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
 use crate::dashboard::context::PageContext;
@@ -17,6 +17,8 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::delivery::DeadCause;
+use crate::model::named_enum::NamedEnum;
 
 #[derive(Deserialize)]
 struct FoundGroups {
@@ -28,7 +30,7 @@ struct FoundGroups {
 struct FoundGroup {
     tenant: Option<String>,
     endpoint: Option<String>,
-    cause: Option<String>,
+    cause: Option<DeadCause>,
     answer: Option<String>,
     day: Option<Date>,
     count: u64,
@@ -49,7 +51,7 @@ struct GroupRow {
     endpoint: String,
     label: String,
     is_deleted: bool,
-    cause: String,
+    cause: Option<DeadCause>,
     answer: String,
     hint: &'static str,
     day: String,
@@ -187,13 +189,12 @@ fn row_of(page: &PageContext, labels: &BTreeMap<String, EndpointLabel>, group: F
         .unwrap_or_else(|| (page.query.get("since").to_owned(), page.query.get("until").to_owned()));
     let tenant = text(&group.tenant);
     let answer = text(&group.answer);
-    let cause = text(&group.cause);
     let shown_tenant = if page.frame.is_portal() { "" } else { tenant.as_str() };
     let narrowed = |answer: &str, more: &[(&str, &str)]| {
         let mut changed = vec![
             ("tenant", shown_tenant),
             ("endpoint", endpoint.as_str()),
-            ("cause", cause.as_str()),
+            ("cause", group.cause.map_or("", NamedEnum::as_str)),
             ("answer", answer),
             ("since", since.as_str()),
             ("until", until.as_str()),
@@ -213,7 +214,7 @@ fn row_of(page: &PageContext, labels: &BTreeMap<String, EndpointLabel>, group: F
         newest_at: group.newest_at,
         tenant,
         endpoint,
-        cause,
+        cause: group.cause,
         answer,
     }
 }

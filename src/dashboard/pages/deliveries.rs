@@ -12,13 +12,13 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
 use crate::dashboard::words;
+use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::named_enum::NamedEnum;
 use crate::model::suggested_command::quoted;
 
 /// Filters that are kept from page to page.
 pub const FILTERS: [&str; 10] =
     ["tenant", "state", "cause", "endpoint", "event_type", "key", "since", "until", "finished_since", "finished_until"];
-const STATES: [&str; 4] = ["waiting", "delivered", "dead", "cancelled"];
-const CAUSES: [&str; 6] = ["exhausted", "expired", "refused", "gone", "poisoned", "damaged"];
 
 #[derive(Template)]
 #[template(path = "deliveries.html")]

@@ -15,9 +15,10 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
 use crate::dashboard::tail_rows::PageTailRows;
+use crate::model::named_enum::NamedEnum;
+use crate::model::verdict::Verdict;
 
 const FILTERS: [&str; 4] = ["tenant", "endpoint", "event_type", "verdict"];
-const VERDICTS: [&str; 4] = ["delivered", "retry", "refused", "gone"];
 
 #[derive(Template)]
 #[template(path = "live.html")]

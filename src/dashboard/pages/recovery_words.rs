@@ -1,20 +1,7 @@
-//! The words of dead letters and jobs: causes, answers, kinds, what stays out.
+//! The words of dead letters and jobs: answers, kinds, what stays out.
 
 use crate::model::job::JobKind;
 use crate::model::named_enum::NamedEnum;
-
-/// Returns what a cause of death means.
-pub fn cause_words(cause: &str) -> &'static str {
-    match cause {
-        "exhausted" => "all attempts were used up",
-        "expired" => "too old: the deadline passed",
-        "refused" => "the receiver refused it for good",
-        "gone" => "the receiver asked never to be called again",
-        "poisoned" => "its processing failed inside the gateway",
-        "damaged" => "what is stored of it is damaged, so it is never sent",
-        _ => "",
-    }
-}
 
 /// Returns what a last answer often means for the one who has to mend it.
 pub fn answer_hint(answer: &str) -> Option<&'static str> {
@@ -95,14 +82,10 @@ pub fn pace(per_second: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::delivery::DeadCause;
     use crate::model::job::{JobState, LeftOut};
 
     #[test]
     fn every_cause_kind_state_and_reason_has_words() {
-        for cause in DeadCause::ALL {
-            assert!(!cause_words(cause.as_str()).is_empty(), "{}", cause.as_str());
-        }
         for why in LeftOut::ALL {
             assert_ne!(left_out_words(why.as_str()), why.as_str());
         }
