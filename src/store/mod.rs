@@ -44,6 +44,7 @@ pub mod durable_file;
 pub mod embedded;
 mod error;
 mod event_row;
+mod figure_columns;
 pub mod figures;
 mod forgotten_row;
 mod job_columns;

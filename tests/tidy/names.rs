@@ -9,6 +9,8 @@ use crate::source::{Source, expect_none, sources};
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 60;
 const DOC_WORDS_MIN: usize = 3;
+/// Most columns of a query that may be read by their position.
+const COLUMNS_BY_POSITION_MAX: usize = 3;
 
 /// Type names that every module may have for itself.
 const COMMON_TYPES: &[&str] = &["Error", "Result"];
@@ -72,6 +74,7 @@ fn types_in_macro(line: &str) -> Vec<&str> {
     match words[..] {
         [name, ..] if is_row => vec![name],
         [name, "into", ..] => vec![name],
+        [name, "of", _, "by", ..] => vec![name],
         [name, "of", "new", row, ..] => vec![name, row],
         [name, "of", ..] => vec![name],
         _ => Vec::new(),
@@ -161,6 +164,27 @@ fn no_function_is_too_long_to_read() {
         }
     }
     expect_none(&format!("functions longer than {FUNCTION_LINES_MAX} lines"), wrong);
+}
+
+/// The position that a line reads a column by, if it reads one by its position.
+fn column_position(line: &str) -> Option<usize> {
+    let (_, rest) = line.rsplit_once(".get(").or_else(|| line.rsplit_once(".get::<"))?;
+    let rest = rest.split_once(">(").map_or(rest, |(_, rest)| rest);
+    rest.split_once(')')?.0.parse().ok()
+}
+
+#[test]
+fn a_column_behind_the_third_is_read_by_its_name() {
+    let mut wrong = Vec::new();
+    for source in sources(&["src/store"]) {
+        let lines = source.text.lines().enumerate();
+        let lines = lines.filter(|(_, line)| column_position(line).is_some_and(|n| n >= COLUMNS_BY_POSITION_MAX));
+        wrong.extend(lines.map(|(n, _)| format!("{}:{}", source.path, n + 1)));
+    }
+    expect_none("columns read by their position; write row!, or get them by name", wrong);
+    assert_eq!(column_position("    head: row.get(4),"), Some(4));
+    assert_eq!(column_position("    let bytes = row.get::<_, i64>(12)?.cast_unsigned();"), Some(12));
+    assert_eq!(column_position("    let key = row.get(\"key\");"), None);
 }
 
 /// Whether a line is the arm of a match on a boolean.

@@ -10,10 +10,12 @@ use super::writer::WriteTransaction;
 use crate::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS};
 use crate::model::shard::Shard;
 use crate::store::Result;
+use crate::store::figure_columns::FigureColumns;
 use crate::store::figures::{
     DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureStore, FigureWriter, StoredFigures,
 };
 use crate::store::plan::figures::{DELETE_STEP, EncodedFigures, FOLDED, decode, encode, fold, next_hour, numbers};
+use crate::store::row::{SqliteColumns, joined};
 
 #[async_trait]
 impl FigureStore for EmbeddedStore {
@@ -136,16 +138,15 @@ impl FigureStore for EmbeddedStore {
 
     async fn usage_of_day(&self, day: i32) -> Result<Vec<DayUsage>> {
         self.read(move |db| {
-            let sql =
-                "SELECT t.id, s.events, s.deliveries, s.data_bytes FROM stored_bytes s JOIN tenants t ON t.no = s.tenant
-                       WHERE s.day = ? AND s.events > 0 ORDER BY t.id";
+            let sql = "SELECT t.id AS tenant, s.events AS events, s.deliveries AS deliveries, s.data_bytes AS bytes
+                 FROM stored_bytes s JOIN tenants t ON t.no = s.tenant WHERE s.day = ? AND s.events > 0 ORDER BY t.id";
             let mut statement = db.prepare_cached(sql)?;
             let usage = statement.query_map([day], |row| {
                 Ok(DayUsage {
-                    tenant: row.get(0)?,
-                    events: row.get::<_, i64>(1)?.cast_unsigned(),
-                    deliveries: row.get::<_, i64>(2)?.cast_unsigned(),
-                    bytes: row.get::<_, i64>(3)?.cast_unsigned(),
+                    tenant: row.get("tenant")?,
+                    events: row.get::<_, i64>("events")?.cast_unsigned(),
+                    deliveries: row.get::<_, i64>("deliveries")?.cast_unsigned(),
+                    bytes: row.get::<_, i64>("bytes")?.cast_unsigned(),
                 })
             })?;
             usage.collect()
@@ -239,13 +240,12 @@ fn before(folded: Option<i64>, horizon: FigureHorizon) -> (i64, i64) {
 }
 
 fn windows_of(db: &Connection, part: Shard, hour: i64) -> rusqlite::Result<Vec<(i64, EncodedFigures)>> {
-    let sql = "SELECT at, tenant, endpoint, counts, types FROM figures
-               WHERE span = 0 AND part = ? AND at >= ? AND at < ? ORDER BY at";
+    let sql = joined!(
+        " "; "SELECT", FigureColumns::COLUMNS, "FROM figures WHERE span = 0 AND part = ? AND at >= ? AND at < ? ORDER BY at"
+    );
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map(params![part.0, hour, hour + HOUR_MS], |row| {
-        let (tenant, endpoint, counts, types) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
-        Ok((row.get(0)?, EncodedFigures { tenant, endpoint, counts, types }))
-    })?;
+    let rows =
+        statement.query_map(params![part.0, hour, hour + HOUR_MS], |row| Ok(FigureColumns::read(row)?.encoded()))?;
     rows.collect()
 }
 

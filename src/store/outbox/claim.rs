@@ -142,15 +142,15 @@ impl OutboxClaim {
 impl OutboxRow {
     fn of_row(row: &tokio_postgres::Row) -> Self {
         Self {
-            id: row.get(0),
-            tenant: row.get(1),
-            event_type: row.get(2),
-            key: row.get(3),
-            schema_version: row.get(4),
-            endpoints: row.get(5),
-            timestamp: row.get(6),
-            expires_at: row.get(7),
-            data: row.get(8),
+            id: row.get("id"),
+            tenant: row.get("tenant"),
+            event_type: row.get("type"),
+            key: row.get("key"),
+            schema_version: row.get("schema_version"),
+            endpoints: row.get("endpoints"),
+            timestamp: row.get("timestamp"),
+            expires_at: row.get("expires_at"),
+            data: row.get("data"),
         }
     }
 }
@@ -169,12 +169,12 @@ struct Candidate {
 impl Candidate {
     fn of_row(row: &tokio_postgres::Row) -> Self {
         Self {
-            id: row.get(0),
-            tenant: row.get(1),
-            key: row.get(2),
-            stored_bytes: row.get(3),
-            gap: row.get(4),
-            is_gap_refused: row.get(5),
+            id: row.get("id"),
+            tenant: row.get("tenant"),
+            key: row.get("key"),
+            stored_bytes: row.get("stored_bytes"),
+            gap: row.get("gap"),
+            is_gap_refused: row.get("is_gap_refused"),
         }
     }
 

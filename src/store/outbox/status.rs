@@ -88,20 +88,20 @@ impl OutboxDatabase {
         let rows = self.query(STATUS, &[]).await?;
         let row = rows.first().ok_or_else(|| OutboxError::Unusable("the outbox has lost its rows of status".into()))?;
         Ok(OutboxStatus {
-            install_id: row.get(0),
-            schema_version: row.get(1),
-            waiting: row.get(2),
-            lag_seconds: row.get(3),
-            refused: row.get(4),
-            held: row.get(5),
-            relay: row.get(6),
-            epoch: row.get(7),
-            lease_seconds: row.get(8),
-            rows_relayed: row.get(9),
-            rows_per_second: row.get(10),
-            errors: row.get(11),
-            last_error: row.get(12),
-            last_error_seconds: row.get(13),
+            install_id: row.get("install_id"),
+            schema_version: row.get("schema_version"),
+            waiting: row.get("waiting"),
+            lag_seconds: row.get("lag_seconds"),
+            refused: row.get("refused"),
+            held: row.get("held"),
+            relay: row.get("relay"),
+            epoch: row.get("epoch"),
+            lease_seconds: row.get("lease_seconds"),
+            rows_relayed: row.get("rows_relayed"),
+            rows_per_second: row.get("rows_per_second"),
+            errors: row.get("errors"),
+            last_error: row.get("last_error"),
+            last_error_seconds: row.get("last_error_seconds"),
         })
     }
 
@@ -109,14 +109,14 @@ impl OutboxDatabase {
     pub async fn refused(&self, most: i32) -> OutboxResult<Vec<RefusedRowView>> {
         let rows = self.query(REFUSED, bind![most]).await?;
         let view = |row: &tokio_postgres::Row| RefusedRowView {
-            id: row.get(0),
-            tenant: row.get(1),
-            event_type: row.get(2),
-            key: row.get(3),
-            code: row.get(4),
-            reason: row.get(5),
-            set_aside_at: row.get(6),
-            held: row.get(7),
+            id: row.get("id"),
+            tenant: row.get("tenant"),
+            event_type: row.get("type"),
+            key: row.get("key"),
+            code: row.get("code"),
+            reason: row.get("reason"),
+            set_aside_at: row.get("set_aside_at"),
+            held: row.get("held"),
         };
         Ok(rows.iter().map(view).collect())
     }

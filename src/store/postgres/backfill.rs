@@ -5,8 +5,8 @@
 //! events are shared until the commit, so that none is expunged meanwhile; lanes
 //! are locked before it is seen which event was their last.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock};
 
 use jiff::Timestamp;
 
@@ -14,6 +14,7 @@ use super::PostgresState;
 use super::history::walk::number_at;
 use super::read_query::read_rows;
 use super::rows::{delivery_id, delivery_no, format_code, millis};
+use super::stored_function::NamedSql;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::backfill::BackfillCandidate;
@@ -26,7 +27,7 @@ use crate::store::event_row::EventRow;
 use crate::store::jobs::{BackfillPage, BackfillQuery};
 use crate::store::plan::accept::{DeliveryPlan, first_expiry_check};
 use crate::store::plan::backfill::LaneTail;
-use crate::store::row::{PostgresColumns, row};
+use crate::store::row::{Batch, PostgresColumns, batch, row};
 use crate::store::{DeliveryChanged, JobStep, Result, RoutedEvent};
 
 /// How much earlier than asked for a walk begins, in milliseconds: numbers are only
@@ -90,17 +91,50 @@ struct LockedLane {
     head: Option<i64>,
 }
 
-/// New deliveries, as columns.
-#[derive(Default)]
-struct NewDeliveries {
-    numbers: Vec<i64>,
-    events: Vec<i64>,
-    formats: Vec<i16>,
-    lanes: Vec<Option<String>>,
-    seqs: Vec<Option<i64>>,
-    behind: Vec<bool>,
-    expiry: Vec<Option<i64>>,
-    checks: Vec<Option<i64>>,
+row! {
+    /// A lane, as it is when it is locked.
+    postgres struct LockedLaneRow {
+        lane: String = "lane",
+        last_event: Option<i64> = "last_event",
+        touched_at: i64 = "touched_at",
+        last_seq: i64 = "last_seq",
+        head: Option<i64> = "head",
+    }
+}
+
+batch! {
+    /// Waiting deliveries of past events to insert, as columns.
+    struct BackfilledBatch of new BackfilledDelivery {
+        no: i64 = "no",
+        tenant: i64 = "tenant",
+        endpoint: i64 = "endpoint",
+        shard: i16 = "shard",
+        event: i64 = "event",
+        created_at: i64 = "created_at",
+        format: i16 = "format",
+        lane: Option<String> = "lane",
+        seq: Option<i64> = "seq",
+        expires_at: Option<i64> = "expires_at",
+        due_at: i64 = "due_at",
+        behind: bool = "behind",
+        expiry_check_at: Option<i64> = "expiry_check_at",
+        origin: i64 = "origin",
+    }
+}
+
+static INSERT: LazyLock<String> = LazyLock::new(|| {
+    let sql =
+        "INSERT INTO posthaste.queue ({new.columns}) SELECT {new.columns} FROM unnest({new}) AS d ({new.columns})";
+    NamedSql::new(sql).batch::<BackfilledBatch>("new").text()
+});
+
+/// The endpoint that gets past events, and who gives them when.
+struct BackfillTarget {
+    tenant: i64,
+    endpoint: i64,
+    shard: Shard,
+    node: i64,
+    at: i64,
 }
 
 /// Creates the deliveries of a step, or says why one is left out.
@@ -127,7 +161,9 @@ pub async fn backfill(
         rows.iter().map(PostgresBackfillRow::read).map(|row| (row.no, row)).collect();
     let keys = events.values().filter_map(|row| endpoint.lane(row.event.key.as_ref()));
     let mut lanes = lock_lanes(work.tx, endpoint_no, keys.collect(), now).await?;
-    let (mut new, mut outcomes) = (NewDeliveries::default(), Vec::with_capacity(step.backfill.len()));
+    let node = work.shared.shard_leases.node();
+    let target = BackfillTarget { tenant, endpoint: endpoint_no, shard: shard_of(&endpoint), node, at: millis(now) };
+    let (mut new, mut outcomes) = (Vec::new(), Vec::with_capacity(step.backfill.len()));
     for take in &step.backfill {
         let Some(PostgresBackfillRow { no, event, is_got }) = events.remove(&delivery_no(take.position)) else {
             outcomes.push(Err(LeftOut::TooOld));
@@ -148,7 +184,8 @@ pub async fn backfill(
             continue;
         }
         let delivery = work.shared.snowflake.take(millis(now), 1);
-        new.push(delivery, no, lane, plan(event, &endpoint, take.expires_at, now), take.expires_at);
+        let plan = plan(event, &endpoint, take.expires_at, now);
+        new.push(target.delivery(delivery, no, lane, &plan, take.expires_at));
         let changed = DeliveryChanged {
             endpoint: endpoint.id,
             due_at: Some(now),
@@ -157,9 +194,12 @@ pub async fn backfill(
         };
         outcomes.push(Ok((delivery_id(delivery, millis(now)), changed)));
     }
-    let shard = Shard::of(&endpoint.tenant, endpoint.id);
-    new.write(work, (tenant, endpoint_no, shard), &lanes, now).await?;
+    target.write(work, new, &lanes).await?;
     Ok(outcomes)
+}
+
+fn shard_of(endpoint: &Endpoint) -> Shard {
+    Shard::of(&endpoint.tenant, endpoint.id)
 }
 
 fn plan(event: Event, endpoint: &Endpoint, expires_at: Option<Timestamp>, now: Timestamp) -> DeliveryPlan {
@@ -189,88 +229,76 @@ async fn lock_lanes(
                ORDER BY k.lane
                ON CONFLICT (endpoint, lane) DO NOTHING";
     tx.execute(sql, bind![endpoint, lanes, millis(now)]).await?;
-    let sql = "SELECT lane, last_event, touched_at, last_seq, head FROM posthaste.lanes
-               WHERE endpoint = $1 AND lane = ANY ($2) ORDER BY endpoint, lane FOR UPDATE";
-    let rows = tx.query(sql, bind![endpoint, lanes]).await?;
-    let locked = |row: &tokio_postgres::Row| LockedLane {
-        tail: LaneTail { last_event: row.get(1), touched_at: row.get(2) },
-        last_seq: row.get(3),
-        head: row.get(4),
+    let sql = format!(
+        "SELECT {} FROM posthaste.lanes WHERE endpoint = $1 AND lane = ANY ($2) ORDER BY endpoint, lane FOR UPDATE",
+        LockedLaneRow::COLUMNS
+    );
+    let rows = tx.query(&sql, bind![endpoint, lanes]).await?;
+    let locked = |row: LockedLaneRow| {
+        let tail = LaneTail { last_event: row.last_event, touched_at: row.touched_at };
+        (row.lane, LockedLane { tail, last_seq: row.last_seq, head: row.head })
     };
-    Ok(rows.iter().map(|row| (row.get(0), locked(row))).collect())
+    Ok(rows.iter().map(LockedLaneRow::read).map(locked).collect())
 }
 
-impl NewDeliveries {
-    /// Adds the delivery of an event, at the end of its lane if it has one.
-    fn push(
-        &mut self,
+impl BackfillTarget {
+    /// Returns the delivery of an event, at the end of its lane if it has one.
+    fn delivery(
+        &self,
         no: i64,
         event: i64,
         lane: Option<(Arc<str>, &mut LockedLane)>,
-        plan: DeliveryPlan,
+        plan: &DeliveryPlan,
         expires_at: Option<Timestamp>,
-    ) {
-        let (mut seq, mut is_behind) = (None, false);
-        if let Some((_, lane)) = &lane {
-            seq = Some(lane.last_seq + 1);
-            is_behind = lane.head.is_some();
-        }
-        self.lanes.push(lane.as_ref().map(|(key, _)| key.to_string()));
-        if let Some((_, lane)) = lane {
+    ) -> BackfilledDelivery {
+        let expires_at = expires_at.map(millis);
+        let mut new = BackfilledDelivery {
+            no,
+            tenant: self.tenant,
+            endpoint: self.endpoint,
+            shard: i16::from(self.shard.0),
+            event,
+            created_at: self.at,
+            format: format_code(plan.format) as i16,
+            lane: None,
+            seq: None,
+            expires_at,
+            due_at: self.at,
+            behind: false,
+            expiry_check_at: first_expiry_check(expires_at),
+            origin: self.node,
+        };
+        if let Some((key, lane)) = lane {
+            new.behind = lane.head.is_some();
             lane.last_seq += 1;
             lane.head = lane.head.or(Some(no));
             lane.tail.last_event = Some(event);
+            new.lane = Some(key.to_string());
+            new.seq = Some(lane.last_seq);
         }
-        let expires_at = expires_at.map(millis);
-        self.numbers.push(no);
-        self.events.push(event);
-        self.formats.push(format_code(plan.format) as i16);
-        self.seqs.push(seq);
-        self.behind.push(is_behind);
-        self.expiry.push(expires_at);
-        self.checks.push(first_expiry_check(expires_at));
+        new
     }
 
     /// Writes the deliveries, the lanes they have joined, and which events they are of.
     async fn write(
         &self,
         work: &mut UnitOfWork<'_>,
-        (tenant, endpoint, shard): (i64, i64, Shard),
+        new: Vec<BackfilledDelivery>,
         lanes: &HashMap<String, LockedLane>,
-        now: Timestamp,
     ) -> Result<()> {
-        if self.numbers.is_empty() {
+        if new.is_empty() {
             return Ok(());
         }
-        let (node, at, shard_no) = (work.shared.shard_leases.node(), millis(now), i16::from(shard.0));
-        let sql = "INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq,
-                       expires_at, due_at, behind, expiry_check_at, origin)
-                   SELECT d.no, $1, $2, $3, d.event, $4, d.format, d.lane, d.seq, d.expires_at, $4, d.behind, d.expiry_check_at, $5
-                   FROM unnest($6, $7, $8, $9, $10, $11, $12, $13)
-                       AS d (no, event, format, lane, seq, expires_at, behind, expiry_check_at)";
-        let bound = bind![
-            tenant,
-            endpoint,
-            shard_no,
-            at,
-            node,
-            self.numbers,
-            self.events,
-            self.formats,
-            self.lanes,
-            self.seqs,
-            self.expiry,
-            self.behind,
-            self.checks
-        ];
-        work.tx.execute(sql, bound).await?;
+        let (count, endpoint) = (new.len() as i64, self.endpoint);
+        let (events, numbers): (Vec<i64>, Vec<i64>) = new.iter().map(|row| (row.event, row.no)).unzip();
+        let keys: BTreeSet<String> = new.iter().filter_map(|row| row.lane.clone()).collect();
+        work.tx.execute(&INSERT, &BackfilledBatch::from_iter(new).parameters()).await?;
         let sql = "INSERT INTO posthaste.backfilled (event, endpoint, delivery)
                    SELECT d.event, $1, d.no FROM unnest($2, $3) AS d (event, no)";
-        work.tx.execute(sql, bind![endpoint, self.events, self.numbers]).await?;
-        let joined: Vec<&String> = lanes.keys().filter(|key| self.lanes.contains(&Some((*key).clone()))).collect();
-        let keys: Vec<String> = joined.iter().map(|key| (*key).clone()).collect();
+        work.tx.execute(sql, bind![endpoint, events, numbers]).await?;
+        let keys: Vec<String> = keys.into_iter().collect();
         let column = |value: &dyn Fn(&LockedLane) -> Option<i64>| -> Vec<Option<i64>> {
-            joined.iter().map(|key| value(&lanes[*key])).collect()
+            keys.iter().map(|key| value(&lanes[key])).collect()
         };
         let (seqs, heads) = (column(&|lane| Some(lane.last_seq)), column(&|lane| lane.head));
         let last = column(&|lane| lane.tail.last_event);
@@ -278,9 +306,9 @@ impl NewDeliveries {
                        head_since = CASE WHEN l.head IS NULL THEN $2 ELSE l.head_since END, head = k.head
                    FROM unnest($3, $4, $5, $6) AS k (lane, last_seq, head, last_event)
                    WHERE l.endpoint = $1 AND l.lane = k.lane";
-        work.tx.execute(sql, bind![endpoint, at, keys, seqs, heads, last]).await?;
-        work.count_waiting(endpoint, shard, self.numbers.len() as i64);
-        work.becomes_due(endpoint, at);
+        work.tx.execute(sql, bind![endpoint, self.at, keys, seqs, heads, last]).await?;
+        work.count_waiting(endpoint, self.shard, count);
+        work.becomes_due(endpoint, self.at);
         Ok(())
     }
 }

@@ -11,12 +11,14 @@ use crate::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS};
 use crate::model::id::TenantId;
 use crate::model::shard::Shard;
 use crate::store::Result;
+use crate::store::figure_columns::FigureColumns;
 use crate::store::figures::{
     DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureStore, FigureWriter, StoredFigures,
 };
 use crate::store::plan::figures::{
     DELETE_STEP, EncodedFigures, FOLDED, SILENT_MS, decode, encode, fold, next_hour, numbers,
 };
+use crate::store::row::PostgresColumns;
 
 #[async_trait]
 impl FigureStore for PostgresStore {
@@ -72,14 +74,14 @@ impl FigureStore for PostgresStore {
 
     async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool> {
         let number = i16::from(part.0);
-        let sql = "SELECT (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1),
-                          (SELECT min(at) FROM posthaste.figures WHERE span = 0 AND part = $1),
+        let sql = "SELECT (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1) AS folded_until,
+                          (SELECT min(at) FROM posthaste.figures WHERE span = 0 AND part = $1) AS first,
                           (SELECT min(at) FROM posthaste.figures WHERE span = 0 AND part = $1 AND at >= coalesce(
-                              (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1), 0)),
-                          (SELECT min(at) FROM posthaste.figures WHERE span = 1 AND part = $1)";
+                              (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1), 0)) AS first_unfolded,
+                          (SELECT min(at) FROM posthaste.figures WHERE span = 1 AND part = $1) AS first_hour";
         let Some(row) = read_one(&self.shared, sql, bind![number]).await? else { return Ok(false) };
         let (folded, first, first_unfolded, first_hour): (Option<i64>, Option<i64>, Option<i64>, Option<i64>) =
-            (row.get(0), row.get(1), row.get(2), row.get(3));
+            (row.get("folded_until"), row.get("first"), row.get("first_unfolded"), row.get("first_hour"));
         let hour = next_hour(folded, first_unfolded, horizon.fold_until);
         let folded = hour.map(|hour| hour + HOUR_MS).or(folded);
         let windows_before = millis(horizon.windows_before).min(folded.unwrap_or(i64::MIN));
@@ -142,15 +144,16 @@ impl FigureStore for PostgresStore {
     }
 
     async fn usage_of_day(&self, day: i32) -> Result<Vec<DayUsage>> {
-        let sql = "SELECT t.id, sum(s.events)::bigint, sum(s.deliveries)::bigint, sum(s.data_bytes)::bigint
+        let sql = "SELECT t.id AS tenant, sum(s.events)::bigint AS events, sum(s.deliveries)::bigint AS deliveries,
+                       sum(s.data_bytes)::bigint AS bytes
                    FROM posthaste.stored_bytes s JOIN posthaste.tenants t ON t.no = s.tenant
                    WHERE s.day = $1 AND s.events > 0 GROUP BY t.no, t.id ORDER BY t.id";
         let rows = read_rows(&self.shared, sql, bind![day]).await?;
         let usage = rows.iter().map(|row| DayUsage {
-            tenant: row.get::<_, TenantId>(0),
-            events: row.get::<_, i64>(1).cast_unsigned(),
-            deliveries: row.get::<_, i64>(2).cast_unsigned(),
-            bytes: row.get::<_, i64>(3).cast_unsigned(),
+            tenant: row.get::<_, TenantId>("tenant"),
+            events: row.get::<_, i64>("events").cast_unsigned(),
+            deliveries: row.get::<_, i64>("deliveries").cast_unsigned(),
+            bytes: row.get::<_, i64>("bytes").cast_unsigned(),
         });
         Ok(usage.collect())
     }
@@ -200,13 +203,12 @@ async fn fold_hour(tx: &PgTransaction, part: Shard, hour: i64) -> Result<()> {
     if tx.execute(lock, bind![number, hour + HOUR_MS]).await? == 0 {
         return Ok(());
     }
-    let sql = "SELECT at, tenant, endpoint, counts, types FROM posthaste.figures
-               WHERE span = 0 AND part = $1 AND at >= $2 AND at < $3 ORDER BY at";
-    let rows = tx.query(sql, bind![number, hour, hour + HOUR_MS]).await?;
-    let windows = rows.iter().map(|row| {
-        let (tenant, endpoint, counts, types) = (row.get(1), row.get(2), row.get(3), row.get(4));
-        (row.get(0), EncodedFigures { tenant, endpoint, counts, types })
-    });
+    let sql = format!(
+        "SELECT {} FROM posthaste.figures WHERE span = 0 AND part = $1 AND at >= $2 AND at < $3 ORDER BY at",
+        FigureColumns::COLUMNS
+    );
+    let rows = tx.query(&sql, bind![number, hour, hour + HOUR_MS]).await?;
+    let windows = rows.iter().map(|row| FigureColumns::read(row).encoded());
     insert(tx, FigureSpan::Hour, part, hour, FOLDED, fold(windows)?).await
 }
 

@@ -5,7 +5,7 @@
 //! one answers once every live node knows it. The look of a portal is not, and is
 //! read when it is needed.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use super::PostgresStore;
 use super::access::{TOKENS, audit_tenant, one_more, page_end, record};
 use super::read_query::read_rows;
 use super::rows::{at, millis, stored_tenant};
+use super::stored_function::NamedSql;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
@@ -26,7 +27,7 @@ use crate::model::sign_in::PORTAL_SESSION_MAX;
 use crate::model::token::{Token, TokenHash, TokenKind};
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::codes::token_kind_code;
-use crate::store::row::PostgresColumns;
+use crate::store::row::{Batch, PostgresColumns, batch};
 use crate::store::sign_ins::{created_action, sign_ins_max};
 use crate::store::stored_json::{from_json, to_json};
 use crate::store::{Error, ListPage, MissingResource, PageRequest, Result, SignInScope, SignInStore};
@@ -60,6 +61,29 @@ async fn tenant_no(tx: &PgTransaction, tenant: &TenantId) -> Result<i64> {
     Ok(row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0))
 }
 
+batch! {
+    /// Sign-ins to insert among the tokens, as columns.
+    struct SignInBatch of new SignInRow {
+        id: TokenId = "id",
+        tenant: Option<i64> = "tenant",
+        name: String = "name",
+        rights: String = "rights",
+        hash: Vec<u8> = "hash",
+        created_at: i64 = "created_at",
+        expires_at: Option<i64> = "expires_at",
+        used_at: Option<i64> = "used_at",
+        kind: i16 = "kind",
+        sign_in: Option<String> = "sign_in",
+        version: i64 = "version",
+    }
+}
+
+static INSERT: LazyLock<String> = LazyLock::new(|| {
+    let sql =
+        "INSERT INTO posthaste.tokens ({new.columns}) SELECT {new.columns} FROM unnest({new}) AS k ({new.columns})";
+    NamedSql::new(sql).batch::<SignInBatch>("new").text()
+});
+
 impl UnitOfWork<'_> {
     /// Records that a sign-in was made, and puts it in force after the commit.
     async fn sign_in_made(&mut self, by: &Initiator, owner: Option<i64>, token: Token) -> Result<()> {
@@ -78,27 +102,20 @@ impl SignInStore for PostgresStore {
             let version = work.bump_catalog_version().await?;
             let owner = owner_of(work.tx, sign_in.tenant.as_ref()).await?;
             check_open(work.tx, owner, &sign_in).await?;
-            let sql = "INSERT INTO posthaste.tokens
-                           (id, tenant, name, rights, hash, created_at, expires_at, used_at, kind, sign_in, version)
-                       VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
-            work.tx
-                .execute(
-                    sql,
-                    bind![
-                        sign_in.id.0,
-                        owner,
-                        sign_in.name,
-                        to_json(&sign_in.rights),
-                        sign_in.hash.as_slice(),
-                        millis(sign_in.created_at),
-                        sign_in.expires_at.map(millis),
-                        sign_in.used_at.map(millis),
-                        token_kind_code(sign_in.kind),
-                        sign_in.sign_in.as_ref().map(to_json),
-                        version,
-                    ],
-                )
-                .await?;
+            let row = SignInRow {
+                id: sign_in.id,
+                tenant: owner,
+                name: sign_in.name.clone(),
+                rights: to_json(&sign_in.rights),
+                hash: sign_in.hash.to_vec(),
+                created_at: millis(sign_in.created_at),
+                expires_at: sign_in.expires_at.map(millis),
+                used_at: sign_in.used_at.map(millis),
+                kind: token_kind_code(sign_in.kind),
+                sign_in: sign_in.sign_in.as_ref().map(to_json),
+                version,
+            };
+            work.tx.execute(&INSERT, &SignInBatch::from_iter([row]).parameters()).await?;
             work.sign_in_made(by, owner, sign_in).await
         })
         .await

@@ -73,6 +73,17 @@ impl NamedSql {
     }
 }
 
+/// Returns a statement and its parameters, which are given with their names.
+macro_rules! by_name {
+    ($sql:expr; $($name:ident = $value:expr),* $(,)?) => {{
+        let bound = vec![$($crate::store::typed_parameter::bound(&$value)),*];
+        let sql = $crate::store::postgres::stored_function::NamedSql::new($sql);
+        let names = [$(stringify!($name)),*].into_iter().zip(&bound);
+        (names.fold(sql, |sql, (name, (_, kind))| sql.parameter(name, kind.clone())).text(), bound)
+    }};
+}
+pub(crate) use by_name;
+
 /// A statement that is a function in the database.
 pub struct StoredFunction {
     /// Name of the function.

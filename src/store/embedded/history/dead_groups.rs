@@ -1,7 +1,7 @@
 //! Reads how many dead letters there are, in groups, from the counts that triggers
 //! of their table keep.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, named_params};
 
 use super::deliveries::numbers_of_any;
 use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
@@ -10,17 +10,17 @@ use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
 use crate::store::embedded::rows::cause_code;
 use crate::store::row::{SqliteColumns, joined};
 
-/// The groups of the dead letters of the tenant `?1`, or of all. The first and
+/// The groups of the dead letters of the tenant `:tenant`, or of all. The first and
 /// the last death of a group are sought in the index, among its first and its
 /// last day.
 const GROUPS: &str = joined!(
     ""; "WITH net AS (
-             SELECT y.*, CASE WHEN ?6 THEN y.tenant END AS by_tenant, CASE WHEN ?7 THEN y.endpoint END AS by_endpoint,
-                    CASE WHEN ?8 THEN y.cause END AS by_cause, CASE WHEN ?9 THEN y.answer END AS by_answer,
-                    CASE WHEN ?10 THEN y.day END AS by_day
+             SELECT y.*, CASE WHEN :by_tenant THEN y.tenant END AS by_tenant, CASE WHEN :by_endpoint THEN y.endpoint END AS by_endpoint,
+                    CASE WHEN :by_cause THEN y.cause END AS by_cause, CASE WHEN :by_answer THEN y.answer END AS by_answer,
+                    CASE WHEN :by_day THEN y.day END AS by_day
              FROM dead_letter_counts y JOIN tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
-             WHERE {tenant} AND (?2 IS NULL OR y.endpoint = ?2) AND (?3 IS NULL OR y.cause = ?3)
-               AND (?4 IS NULL OR y.answer = ?4) AND y.day BETWEEN ?5 AND ?11
+             WHERE {tenant} AND (:endpoint IS NULL OR y.endpoint = :endpoint) AND (:cause IS NULL OR y.cause = :cause)
+               AND (:answer IS NULL OR y.answer = :answer) AND y.day BETWEEN :first_day AND :last_day
          ), spans AS (
              SELECT *, min(day) OVER same AS first_day, max(day) OVER same AS last_day FROM net
              WINDOW same AS (PARTITION BY by_tenant, by_endpoint, by_cause, by_answer, by_day)
@@ -40,7 +40,7 @@ const GROUPS: &str = joined!(
              FROM groups
          ) SELECT ", DeadGroupColumns::COLUMNS, "
          FROM g LEFT JOIN tenants t ON t.no = g.by_tenant LEFT JOIN endpoints p ON p.no = g.by_endpoint
-         ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT ?12",
+         ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT :limit",
 );
 
 /// Returns the dead letters of a tenant, or of all, in groups.
@@ -56,23 +56,23 @@ pub fn groups(
     let by = ask.by.clone().unwrap_or_default();
     let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
     let (first, last) = ask.days();
-    let sql = GROUPS.replace("{tenant}", if tenant.is_some() { "y.tenant = ?1" } else { "?1 IS ?1" });
+    let sql = GROUPS.replace("{tenant}", if tenant.is_some() { "y.tenant = :tenant" } else { ":tenant IS :tenant" });
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map(
-        params![
-            tenant_no,
-            endpoint_no,
-            ask.cause.map(cause_code),
-            ask.answer,
-            first,
-            by_tenant,
-            by_endpoint,
-            by_cause,
-            by_answer,
-            by_day,
-            last,
-            i64::try_from(limit).unwrap_or(i64::MAX),
-        ],
+        named_params! {
+            ":tenant": tenant_no,
+            ":endpoint": endpoint_no,
+            ":cause": ask.cause.map(cause_code),
+            ":answer": ask.answer,
+            ":first_day": first,
+            ":last_day": last,
+            ":by_tenant": by_tenant,
+            ":by_endpoint": by_endpoint,
+            ":by_cause": by_cause,
+            ":by_answer": by_answer,
+            ":by_day": by_day,
+            ":limit": i64::try_from(limit).unwrap_or(i64::MAX),
+        },
         DeadGroupColumns::read,
     )?;
     Ok(groups_of(rows.collect::<rusqlite::Result<_>>()?))

@@ -38,5 +38,6 @@ gaps AS (
         ORDER BY o.key, o.id LIMIT 1
     ) gap
 )
-SELECT l.id, l.tenant, l.key, l.stored_bytes::bigint, g.id AS gap_id, coalesce(g.is_refused, false)
+SELECT l.id, l.tenant, l.key, l.stored_bytes::bigint AS stored_bytes, g.id AS gap,
+       coalesce(g.is_refused, false) AS is_gap_refused
 FROM locked l LEFT JOIN gaps g ON g.tenant = l.tenant AND g.key = l.key

@@ -7,7 +7,7 @@
 --
 -- $1 ids of the rows, $2 most bytes of data
 SELECT o.id, o.tenant, o.type, o.key, o.schema_version, o.endpoints,
-       to_char(coalesce(o.occurred_at, o.created_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-       to_char(o.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-       CASE WHEN pg_column_size(o.data) < 65536 OR octet_length(o.data::text) <= $2 THEN o.data::text END
+       to_char(coalesce(o.occurred_at, o.created_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS timestamp,
+       to_char(o.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS expires_at,
+       CASE WHEN pg_column_size(o.data) < 65536 OR octet_length(o.data::text) <= $2 THEN o.data::text END AS data
 FROM posthaste_outbox.outbox o WHERE o.id = ANY ($1) ORDER BY o.id

@@ -8,7 +8,7 @@ use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::cause_code;
-use crate::store::postgres::transaction::bind;
+use crate::store::postgres::stored_function::by_name;
 use crate::store::row::PostgresColumns;
 
 /// Returns the dead letters of a tenant, or of all, in groups.
@@ -27,20 +27,20 @@ pub async fn groups(
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let sql = include_str!("../sql/dead_groups.sql").replace("{columns}", DeadGroupColumns::COLUMNS);
     let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
-    let bound = bind![
-        tenant_no,
-        endpoint,
-        cause,
-        ask.answer,
-        first,
-        last,
-        by_tenant,
-        by_endpoint,
-        by_cause,
-        by_answer,
-        by_day,
-        limit
+    let (sql, bound) = by_name![&sql;
+        tenant = tenant_no,
+        endpoint = endpoint,
+        cause = cause,
+        answer = ask.answer,
+        first_day = first,
+        last_day = last,
+        by_tenant = by_tenant,
+        by_endpoint = by_endpoint,
+        by_cause = by_cause,
+        by_answer = by_answer,
+        by_day = by_day,
+        limit = limit,
     ];
-    let rows = read_rows(shared, &sql, bound).await?;
+    let rows = read_rows(shared, &sql, &bound).await?;
     Ok(groups_of(rows.iter().map(DeadGroupColumns::read).collect()))
 }

@@ -10,23 +10,22 @@
 -- dead_letter_count_changes, which are merged every few seconds, and
 -- dead_by_group.
 --
--- $1 tenant, $2 endpoint, $3 cause, $4 answer, $5 first day, $6 last day,
--- $7 to $11 whether to group by tenant, endpoint, cause, answer and day,
--- $12 how many
+-- tenant, endpoint, cause, answer, first_day and last_day say which; by_tenant to
+-- by_day by what to group; limit how many
 WITH net AS (
     SELECT y.tenant, y.endpoint, y.cause, y.answer, y.day, sum(y.count)::bigint AS count,
-           CASE WHEN $7 THEN y.tenant END AS by_tenant, CASE WHEN $8 THEN y.endpoint END AS by_endpoint,
-           CASE WHEN $9 THEN y.cause END AS by_cause, CASE WHEN $10 THEN y.answer END AS by_answer,
-           CASE WHEN $11 THEN y.day END AS by_day
+           CASE WHEN {by_tenant} THEN y.tenant END AS by_tenant, CASE WHEN {by_endpoint} THEN y.endpoint END AS by_endpoint,
+           CASE WHEN {by_cause} THEN y.cause END AS by_cause, CASE WHEN {by_answer} THEN y.answer END AS by_answer,
+           CASE WHEN {by_day} THEN y.day END AS by_day
     FROM (
         SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_letter_counts
-        WHERE ($1::bigint IS NULL OR tenant = $1)
+        WHERE ({tenant}::bigint IS NULL OR tenant = {tenant})
         UNION ALL
         SELECT tenant, endpoint, cause, answer, day, count FROM posthaste.dead_letter_count_changes
-        WHERE ($1::bigint IS NULL OR tenant = $1)
+        WHERE ({tenant}::bigint IS NULL OR tenant = {tenant})
     ) y JOIN posthaste.tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
-    WHERE ($2::bigint IS NULL OR y.endpoint = $2) AND ($3::smallint IS NULL OR y.cause = $3)
-      AND ($4::text IS NULL OR y.answer = $4) AND y.day BETWEEN $5 AND $6
+    WHERE ({endpoint}::bigint IS NULL OR y.endpoint = {endpoint}) AND ({cause}::smallint IS NULL OR y.cause = {cause})
+      AND ({answer}::text IS NULL OR y.answer = {answer}) AND y.day BETWEEN {first_day} AND {last_day}
     GROUP BY y.tenant, y.endpoint, y.cause, y.answer, y.day HAVING sum(y.count) > 0
 ), spans AS (
     SELECT n.*, min(n.day) OVER same AS first_day, max(n.day) OVER same AS last_day FROM net n
@@ -49,4 +48,4 @@ WITH net AS (
 )
 SELECT {columns}
 FROM g LEFT JOIN posthaste.tenants t ON t.no = g.by_tenant LEFT JOIN posthaste.endpoints p ON p.no = g.by_endpoint
-ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT $12
+ORDER BY g.count DESC, g.newest_at DESC, t.id, p.id, g.by_cause, g.by_answer LIMIT {limit}
