@@ -391,10 +391,9 @@ fn refuse_single(headers: &HeaderMap, body: &Bytes) -> Result<(), Problem> {
     if !is_json || is_array || from_json::<IgnoredAny>(body).is_err() {
         return Ok(());
     }
-    let detail = format!(
-        "the body is {kind} and not an array; send the events in an array, or one per line as application/x-ndjson"
-    );
-    Err(Problem::field(ProblemCode::InvalidField, "", detail))
+    let fault =
+        format!("is {kind} and not an array; send the events in an array, or one per line as application/x-ndjson");
+    Err(Problem::of_whole_document(ProblemCode::InvalidField, &fault))
 }
 
 /// Splits the body of a batch into its events, each as a slice of the body.

@@ -332,11 +332,12 @@ fn wrong_method(rights: &RouteRights, route: Option<&str>, request: &Request) ->
     problem.with_headers(allow.ok().map(|methods| (ALLOW, methods))).into_response()
 }
 
+/// How a program sends its token: the end of a sentence about a missing one.
+pub const HOW_TO_SEND: &str =
+    ": send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory";
+
 fn unauthenticated() -> Problem {
-    Problem::new(
-        ProblemCode::Unauthenticated,
-        "a valid token is needed: send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory",
-    )
+    Problem::new(ProblemCode::Unauthenticated, format!("a valid token is needed{HOW_TO_SEND}"))
 }
 
 /// Reason why a caller could not be identified.

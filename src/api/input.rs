@@ -16,12 +16,12 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::SharedApiState;
-use super::problem::{FieldError, Problem, ProblemCode};
-use super::request_schema::{find_non_object, find_other_kind, find_out_of_range};
+use super::problem::{Problem, ProblemCode};
+use super::request_schema::{SchemaFault, find_non_object, find_other_kind, find_out_of_range};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
-use crate::model::parse_fault::{data_fault, is_time, json_fault_below, time_fault};
+use crate::model::parse_fault::{data_fault, is_time, json_fault_below, repeated_field, time_fault};
 use crate::model::pointer::child;
 use crate::store::MissingResource;
 
@@ -56,10 +56,8 @@ async fn check_head<B: EventBody>(headers: &http::HeaderMap, body: B, bytes_max:
     if let Some(encoding) = headers.get(CONTENT_ENCODING)
         && encoding != "identity"
     {
-        return Err(Problem::new(
-            ProblemCode::UnsupportedMediaType,
-            "the body is compressed; send it as it is, without content-encoding",
-        ));
+        let fault = "is compressed; send it as it is, without content-encoding";
+        return Err(Problem::of_body(ProblemCode::UnsupportedMediaType, fault));
     }
     let content_length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if content_length.is_some_and(|length| length > bytes_max) {
@@ -117,14 +115,14 @@ async fn collect_body<B: EventBody>(body: &mut Limited<B>, permit: &mut IntakePe
 }
 
 fn body_timed_out() -> Problem {
-    Problem::new(ProblemCode::RequestTimeout, "the body did not arrive within 30s")
+    Problem::of_body(ProblemCode::RequestTimeout, "did not arrive within 30s")
 }
 
 fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
     if problem.is::<LengthLimitError>() {
         too_large(bytes_max)
     } else {
-        Problem::new(ProblemCode::InvalidJson, format!("the body could not be read: {problem}"))
+        Problem::of_body(ProblemCode::InvalidJson, &format!("could not be read: {problem}"))
     }
 }
 
@@ -137,10 +135,8 @@ async fn drain<B: EventBody>(mut body: Limited<B>, timeout: Duration) {
 
 /// Returns the problem for a body larger than the limit.
 pub fn too_large(bytes_max: usize) -> Problem {
-    Problem::new(
-        ProblemCode::PayloadTooLarge,
-        format!("the body is larger than {bytes_max} bytes; send less, or raise the limit where it is a setting"),
-    )
+    let fault = format!("is larger than {bytes_max} bytes; send less, or raise the limit where it is a setting");
+    Problem::of_body(ProblemCode::PayloadTooLarge, &fault)
 }
 
 /// Parses a document: a JSON object without duplicate keys, and with an object
@@ -160,8 +156,8 @@ pub fn fields_from_json<T: ToSchema>(bytes: &[u8]) -> Result<Map<String, Value>,
 fn checked_document<T: ToSchema>(bytes: &[u8]) -> Result<(), Problem> {
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
-        let detail = format!("the body is {depth} levels deep; use at most {DEPTH_MAX}");
-        return Err(Problem::field(ProblemCode::InvalidField, "", detail));
+        let fault = format!("is {depth} levels deep; use at most {DEPTH_MAX}");
+        return Err(Problem::of_whole_document(ProblemCode::InvalidField, &fault));
     }
     from_json::<UniqueKeysJson>(bytes)?;
     refuse_non_objects::<T>(&from_json(bytes)?)
@@ -177,19 +173,19 @@ fn explained_by_schema<T: ToSchema>(problem: Problem, bytes: &[u8]) -> Problem {
 }
 
 fn explained_by_kind<T: ToSchema>(problem: Problem, document: &Value) -> Problem {
-    let is_same = |error: &FieldError| problem.pointer() == Some(error.pointer.as_str());
+    let is_same = |error: &SchemaFault| problem.pointer() == Some(error.pointer.as_str());
     // The message already shows the format of a time.
-    let is_plain = |error: &FieldError| !error.pointer.rsplit('/').next().is_some_and(is_time);
+    let is_plain = |error: &SchemaFault| !error.pointer.rsplit('/').next().is_some_and(is_time);
     let other_kind = find_other_kind::<T>(document).filter(is_same).filter(is_plain);
     match other_kind.or_else(|| find_out_of_range::<T>(document).filter(is_same)) {
-        Some(error) => Problem::fields(ProblemCode::InvalidField, vec![error]),
+        Some(fault) => fault.problem(),
         None => problem,
     }
 }
 
 fn refuse_non_objects<T: ToSchema>(document: &Value) -> Result<(), Problem> {
     match find_non_object::<T>(document) {
-        Some(error) => Err(Problem::fields(ProblemCode::InvalidField, vec![error])),
+        Some(fault) => Err(fault.problem()),
         None => Ok(()),
     }
 }
@@ -265,19 +261,19 @@ pub fn line_fault(line: &[u8], lines_before: usize) -> Option<Problem> {
 
 fn not_json(bytes: &[u8], problem: &serde_json::Error, lines_before: usize) -> Problem {
     let fault = json_fault_below(bytes, problem, lines_before);
-    let detail = format!("the body is not JSON: {fault}; write it like {{\"name\": \"value\"}}");
-    Problem::new(ProblemCode::InvalidJson, detail)
+    let fault = format!("is not JSON: {fault}; write it like {{\"name\": \"value\"}}");
+    Problem::of_body(ProblemCode::InvalidJson, &fault)
 }
 
 /// Parses JSON; the problem points to the faulty field.
 pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     if let Err(problem) = std::str::from_utf8(bytes) {
-        let detail = format!("the body is not UTF-8 from byte {} on", problem.valid_up_to());
-        return Err(Problem::new(ProblemCode::InvalidJson, detail));
+        let fault = format!("is not UTF-8 from byte {} on", problem.valid_up_to());
+        return Err(Problem::of_body(ProblemCode::InvalidJson, &fault));
     }
     if bytes.starts_with(b"\xef\xbb\xbf") {
-        let detail = "the body begins with a byte order mark, the bytes EF BB BF; send it without them";
-        return Err(Problem::new(ProblemCode::InvalidJson, detail));
+        let fault = "begins with a byte order mark, the bytes EF BB BF; send it without them";
+        return Err(Problem::of_body(ProblemCode::InvalidJson, fault));
     }
     // Tracking the path costs time, so a second parse finds it only after an error.
     serde_json::from_slice(bytes).map_err(|problem| explain::<T>(bytes, &problem))
@@ -306,7 +302,8 @@ pub fn from_value<T: DeserializeOwned + ToSchema>(value: &Value) -> Result<T, Pr
 }
 
 fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
-    let detail = data_fault(&problem.to_string());
+    let message = problem.to_string();
+    let detail = data_fault(&message);
     // The parser names a missing or unknown field only in its message.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
     // An unknown field may have any name, with backticks and slashes in it.
@@ -321,7 +318,7 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
         return Problem::field(ProblemCode::InvalidField, format!("{pointer}{inner}"), message);
     }
     let field = pointer.rsplit('/').next().unwrap_or_default();
-    let repeated = || detail.strip_suffix(" is given twice; keep one").map(str::to_owned);
+    let repeated = || repeated_field(&message).map(str::to_owned);
     match named("missing field `").or_else(repeated) {
         Some(name) => Problem::field(ProblemCode::InvalidField, format!("{pointer}/{name}"), detail),
         None if is_time(field) => {

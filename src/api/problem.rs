@@ -1,7 +1,6 @@
 //! Renders errors as RFC 9457 problems: a stable code for programs, a sentence
 //! for people, pointers to the fields at fault.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use axum::body::Body;
@@ -10,9 +9,9 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 use tracing::{info, warn};
+use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
-use utoipa::openapi::{RefOr, Response as DescribedResponse};
-use utoipa::{IntoResponses, PartialSchema, ToSchema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::origin::RequestId;
 use super::{REQUEST_ID, rate_limit_headers};
@@ -26,6 +25,13 @@ use crate::model::named_enum::NamedEnum;
 use crate::store;
 use crate::store::MissingResource;
 
+mod groups;
+
+pub use groups::{
+    AcceptProblems, GoneProblems, InputProblems, LimitProblems, LinkProblems, OverloadProblems, Problems,
+    PublicKeyProblems, PublicProblems, SpaceProblems, StateProblems, TargetProblems,
+};
+
 /// A problem to be rendered as the response.
 #[derive(Debug, Clone)]
 pub struct Problem {
@@ -37,7 +43,14 @@ pub struct Problem {
     limit_name: Option<&'static str>,
     /// What is missing, if something is.
     missing: Option<MissingResource>,
+    /// Whether its sentences begin with [`THE_BODY`].
+    is_about_body: bool,
 }
+
+/// What sentences about a whole body begin with.
+const THE_BODY: &str = "the body";
+/// What they begin with where it is one event of several.
+const THE_EVENT: &str = "the event";
 
 /// One field at fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -157,6 +170,9 @@ pub struct ProblemBody<'a> {
     /// The limit that stands in the way, by its name in the tenant's `limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<&'static str>,
+    /// What does not exist, such as `tenant`, with the code `not_found`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<&'static str>,
     /// Names this request in the gateway's log.
     request_id: &'a str,
 }
@@ -178,7 +194,18 @@ impl Problem {
             limit: None,
             limit_name: None,
             missing: None,
+            is_about_body: false,
         }
+    }
+
+    /// Returns a problem of the body, from what is wrong with it.
+    pub fn of_body(code: ProblemCode, fault: &str) -> Self {
+        Self { is_about_body: true, ..Self::new(code, format!("{THE_BODY} {fault}")) }
+    }
+
+    /// Returns a problem of the whole document in the body, as its one field at fault.
+    pub fn of_whole_document(code: ProblemCode, fault: &str) -> Self {
+        Self { is_about_body: true, ..Self::field(code, "", format!("{THE_BODY} {fault}")) }
     }
 
     /// Returns whose limit caused the refusal, if a limit did.
@@ -263,12 +290,9 @@ impl Problem {
 
     /// Calls what is at fault the event, where it is one of several in the body.
     pub fn about_event(mut self) -> Self {
-        let renamed = |text: &str| text.strip_prefix("the body ").map(|rest| format!("the event {rest}"));
-        self.detail = renamed(&self.detail).unwrap_or(self.detail);
-        for error in &mut self.errors {
-            if let Some(detail) = renamed(&error.detail) {
-                error.detail = detail;
-            }
+        if std::mem::take(&mut self.is_about_body) {
+            let details = self.errors.iter_mut().map(|error| &mut error.detail);
+            details.chain([&mut self.detail]).for_each(|detail| detail.replace_range(..THE_BODY.len(), THE_EVENT));
         }
         self
     }
@@ -323,6 +347,7 @@ impl Problem {
             detail: &self.detail,
             errors: &self.errors,
             limit: self.limit_name,
+            missing: self.missing.map(MissingResource::into),
             request_id,
         };
         *response.status_mut() = status;
@@ -449,50 +474,22 @@ impl From<Overload> for Problem {
     }
 }
 
-macro_rules! problem_groups {
-    ($($(#[$doc:meta])* $name:ident = [$($code:ident),*];)*) => {$(
-        $(#[$doc])*
-        pub enum $name {}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-        impl IntoResponses for $name {
-            fn responses() -> BTreeMap<String, RefOr<DescribedResponse>> {
-                describe(&[$(ProblemCode::$code),*])
-            }
-        }
-    )*};
-}
-
-/// Describes problems by their codes. [`openapi::document`](super::openapi::document)
-/// puts those of one status together.
-fn describe(codes: &[ProblemCode]) -> BTreeMap<String, RefOr<DescribedResponse>> {
-    let described =
-        codes.iter().map(|code| (code.as_str().to_owned(), DescribedResponse::new(code.explanation()).into()));
-    described.collect()
-}
-
-problem_groups! {
-    /// Problems of every route that needs a token.
-    Problems = [MalformedRequest, Unauthenticated, MissingRight, NotFound, UnknownField, InvalidField, RateLimited, Unavailable];
-    /// Problems of a route with parameters or a body; those that it cannot have are left out of its description.
-    InputProblems = [InvalidJson, InvalidCursor, RequestTimeout, PayloadTooLarge, UnsupportedMediaType, InvalidField];
-    /// Problems when the state of a resource does not allow the change.
-    StateProblems = [WrongState];
-    /// Problems when an event is known, and its data no longer is.
-    GoneProblems = [DataExpunged, DataDamaged];
-    /// Problems of following a link.
-    LinkProblems = [MalformedRequest, LinkInvalid, LinkExpired, DataExpunged, DataDamaged, RateLimited, Unavailable];
-    /// Problems when no space is left for new events.
-    SpaceProblems = [BacklogFull, QuotaFull, StorageFull];
-    /// Problems when an endpoint may not be called from here.
-    TargetProblems = [TargetForbidden];
-    /// Problems when a count or a ceiling of the tenant is reached.
-    LimitProblems = [LimitExceeded];
-    /// Problems of accepting events besides those of their fields.
-    AcceptProblems = [IdConflict, FanoutLimit];
-    /// Problems of fetching public keys.
-    PublicKeyProblems = [MalformedRequest, NotFound, Unavailable];
-    /// Problems of routes that everybody may use.
-    PublicProblems = [MalformedRequest];
-    /// Problems of public routes that are no health checks.
-    OverloadProblems = [Unavailable];
+    #[test]
+    fn a_problem_of_one_event_of_several_names_the_event() {
+        let problem = Problem::of_whole_document(ProblemCode::InvalidField, "is 9 levels deep").about_event();
+        assert_eq!(
+            (problem.detail(), problem.errors[0].detail.as_str()),
+            ("the event is 9 levels deep", problem.detail())
+        );
+        assert_eq!(
+            Problem::of_body(ProblemCode::InvalidJson, "is no JSON").about_event().detail(),
+            "the event is no JSON"
+        );
+        let other = Problem::new(ProblemCode::InvalidField, "the body of it is wrong").about_event();
+        assert_eq!(other.detail(), "the body of it is wrong", "words alone decide nothing");
+    }
 }

@@ -11,7 +11,7 @@ use url::form_urlencoded;
 
 use super::page::PageParams;
 use super::problem::{Problem, ProblemCode};
-use crate::model::parse_fault::{data_fault, is_time, time_fault};
+use crate::model::parse_fault::{data_fault, is_time, repeated_field, time_fault};
 
 /// Query parameters of a request. An unknown one is refused by name.
 pub struct QueryParams<T>(pub T);
@@ -107,8 +107,7 @@ fn of_query_error(detail: &str, uri: &Uri) -> Problem {
         let detail = format!("{name} is missing; add ?{name}= and its value to the path");
         return Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail);
     }
-    let repeated = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
-    if let Some(name) = repeated {
+    if let Some(name) = repeated_field(message) {
         return Problem::field(
             ProblemCode::InvalidField,
             format!("?{name}"),

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::problem::FieldError;
+use super::problem::{Problem, ProblemCode};
 use crate::model::pointer::child;
 
 /// Returns the first value of a document that is no object although the schema of
 /// `T` has one there.
-pub fn find_non_object<T: ToSchema>(document: &Value) -> Option<FieldError> {
+pub fn find_non_object<T: ToSchema>(document: &Value) -> Option<SchemaFault> {
     let schema = RequestSchema::of::<T>();
     schema.find_other_kind(vec![&schema.root], document, "", CheckedKinds::Objects)
 }
@@ -23,16 +23,39 @@ pub fn find_non_object<T: ToSchema>(document: &Value) -> Option<FieldError> {
 /// Returns the first value of a document that is of another kind than the schema of
 /// `T` has there. Some fields take more kinds than their schema names, so this only
 /// explains what was refused.
-pub fn find_other_kind<T: ToSchema>(document: &Value) -> Option<FieldError> {
+pub fn find_other_kind<T: ToSchema>(document: &Value) -> Option<SchemaFault> {
     let schema = RequestSchema::of::<T>();
     schema.find_other_kind(vec![&schema.root], document, "", CheckedKinds::All)
 }
 
 /// Returns the first number of a document that is not whole where the schema of `T`
 /// wants it to be, or that is out of its range.
-pub fn find_out_of_range<T: ToSchema>(document: &Value) -> Option<FieldError> {
+pub fn find_out_of_range<T: ToSchema>(document: &Value) -> Option<SchemaFault> {
     let schema = RequestSchema::of::<T>();
     schema.find_out_of_range(vec![&schema.root], document, "")
+}
+
+/// A value that does not fit a schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaFault {
+    /// JSON pointer to the value.
+    pub pointer: String,
+    /// What is wrong with it, without its name.
+    fault: String,
+}
+
+impl SchemaFault {
+    /// Returns the problem, which names the value.
+    pub fn problem(&self) -> Problem {
+        let Self { pointer, fault } = self;
+        match pointer.strip_prefix('/') {
+            None => Problem::of_whole_document(ProblemCode::InvalidField, fault),
+            Some(path) => {
+                let detail = format!("{} {fault}", path.replace('/', "."));
+                Problem::field(ProblemCode::InvalidField, pointer.clone(), detail)
+            }
+        }
+    }
 }
 
 /// Which kinds of values are compared with the schema.
@@ -67,7 +90,7 @@ impl RequestSchema {
         value: &Value,
         pointer: &str,
         checked: CheckedKinds,
-    ) -> Option<FieldError> {
+    ) -> Option<SchemaFault> {
         let told =
             schemas.iter().find_map(|schema| schema.get("example").cloned().or_else(|| described_example(schema)));
         let kinds: Vec<&Value> = schemas.iter().flat_map(|schema| self.kinds(schema)).collect();
@@ -77,10 +100,8 @@ impl RequestSchema {
             CheckedKinds::All => !kinds.is_empty(),
         };
         if is_checked && !kinds.iter().any(|kind| accepts(kind, value)) {
-            return Some(FieldError {
-                pointer: pointer.to_owned(),
-                detail: self.describe(&kinds, told.as_ref(), value, pointer),
-            });
+            let fault = self.describe(&kinds, told.as_ref(), value);
+            return Some(SchemaFault { pointer: pointer.to_owned(), fault });
         }
         match value {
             Value::Array(items) => {
@@ -98,17 +119,14 @@ impl RequestSchema {
         }
     }
 
-    fn find_out_of_range(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<FieldError> {
+    fn find_out_of_range(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<SchemaFault> {
         let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
         match value {
             Value::Number(number) => {
                 let kind = kinds.iter().find(|kind| is_of(kind, "integer") || is_of(kind, "number"))?;
                 let range = NumberRange::of(kind);
-                let name = pointer.get(1..)?.replace('/', ".");
-                (!range.contains(number)).then(|| FieldError {
-                    pointer: pointer.to_owned(),
-                    detail: format!("{name} is {number}; use {range}"),
-                })
+                let is_out = !pointer.is_empty() && !range.contains(number);
+                is_out.then(|| SchemaFault { pointer: pointer.to_owned(), fault: format!("is {number}; use {range}") })
             }
             Value::Array(items) => {
                 let of_items: Vec<&Value> = kinds.iter().filter_map(|kind| kind.get("items")).collect();
@@ -135,8 +153,7 @@ impl RequestSchema {
         if joined.is_empty() { vec![schema] } else { joined.into_iter().flat_map(|part| self.kinds(part)).collect() }
     }
 
-    fn describe(&self, kinds: &[&Value], told: Option<&Value>, value: &Value, pointer: &str) -> String {
-        let name = if pointer.is_empty() { "the body".to_owned() } else { pointer[1..].replace('/', ".") };
+    fn describe(&self, kinds: &[&Value], told: Option<&Value>, value: &Value) -> String {
         let is_expected = |name: &str| kinds.iter().any(|kind| is_of(kind, name));
         let expected: Vec<&str> = KINDS.iter().filter(|(name, _)| is_expected(name)).map(|(_, words)| *words).collect();
         let expected = expected.join(" or ");
@@ -152,7 +169,7 @@ impl RequestSchema {
             Value::Bool(_) => "a boolean",
             _ => "a number",
         };
-        format!("{name} must be {expected}{example}; it is {actual}")
+        format!("must be {expected}{example}; it is {actual}")
     }
 
     /// Returns a short value that one of the schemas accepts. Of an object that is its
@@ -307,7 +324,7 @@ mod tests {
     use serde_json::json;
 
     fn refusal<T: ToSchema>(document: Value) -> Option<(String, String)> {
-        find_non_object::<T>(&document).map(|error| (error.pointer, error.detail))
+        find_non_object::<T>(&document).map(|fault| (fault.pointer.clone(), fault.problem().detail().to_owned()))
     }
 
     #[test]
@@ -356,7 +373,8 @@ mod tests {
                 "breaker.enabled must be true or false, such as true; it is a text",
             ),
         ] {
-            assert_eq!(find_other_kind::<NewEndpoint>(&document).map(|error| error.detail).as_deref(), Some(detail));
+            let problem = find_other_kind::<NewEndpoint>(&document).map(|fault| fault.problem());
+            assert_eq!(problem.as_ref().map(Problem::detail), Some(detail));
         }
         assert_eq!(find_other_kind::<NewEndpoint>(&json!({"url": "", "rate": {}, "filter": null})), None);
     }

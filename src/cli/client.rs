@@ -20,10 +20,12 @@ use super::contexts_file::{ContextsFile, LocalGateway, server_url};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{OutputFormat, clean, parse};
 use super::request::JsonBody;
-use crate::lifecycle::deliver::tls::{self, CertificateRequested};
+use crate::api::auth::HOW_TO_SEND;
+use crate::lifecycle::deliver::tls::{self, TlsFault};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
 use crate::model::token::PREFIX;
+use crate::store::MissingResource;
 
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -201,7 +203,7 @@ impl Client {
     /// Makes a GET call; a 404 becomes none, unless it is the tenant that is missing.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url.clone(), None).await? {
-            (StatusCode::NOT_FOUND, text) if !self.is_tenant_missing(&text) => Ok(None),
+            (StatusCode::NOT_FOUND, text) if !Self::is_tenant_missing(&text) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
             (status, text) => Err(self.explain(&url, status, &text)),
         }
@@ -266,7 +268,7 @@ impl Client {
         let mut told = sentence(&problem);
         if status == StatusCode::UNAUTHORIZED {
             // The gateway's message names headers, which nobody types here.
-            let known = told.split(": send `Authorization").next().unwrap_or_default().to_owned();
+            let known = told.strip_suffix(HOW_TO_SEND).unwrap_or(&told);
             told = format!(
                 "{known}; the one shown is from {}; name another with --token-file, --token or POSTHASTE_TOKEN",
                 self.token_from
@@ -275,29 +277,35 @@ impl Client {
         let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
         if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
             told.push_str("; --tenant names another tenant");
-        } else if status == StatusCode::NOT_FOUND && self.is_tenant_missing(body) && !self.has_issued_token {
+        } else if status == StatusCode::NOT_FOUND && Self::is_tenant_missing(body) && !self.has_issued_token {
             told.push_str("; `posthaste tenants list` shows those there are");
         }
         CommandFailure::answered(status, told, body).into()
     }
 
     /// Whether an answer says that the tenant itself does not exist.
-    fn is_tenant_missing(&self, body: &str) -> bool {
-        let problem = serde_json::from_str::<Problem>(body);
-        problem.is_ok_and(|problem| problem.detail == format!("there is no tenant {}", self.tenant))
+    fn is_tenant_missing(body: &str) -> bool {
+        let missing = serde_json::from_str::<NotFoundProblem>(body).map(|problem| problem.missing);
+        missing.is_ok_and(|missing| missing == MissingResource::Tenant)
     }
+}
+
+/// A problem that says what is missing.
+#[derive(serde::Deserialize)]
+struct NotFoundProblem {
+    missing: MissingResource,
 }
 
 /// Says why a call failed; a failure of TLS in the words of an attempt's.
 pub fn told(problem: &Error) -> String {
     let Error::Tls { server, source } = problem else { return problem.to_string() };
-    let told = tls::explain(source, CertificateRequested::No);
-    let why = told.map_or_else(|| source.to_string(), |failure| failure.message);
-    let way_out = "if it is plain http, write http:// instead of https://";
-    let why = why.replace("is it plain http?", way_out);
-    let why = match why.split_once("; the receiver must send its whole chain") {
-        Some((fault, _)) => format!("{fault}; name the certificate of the authority, or the gateway's own, with --ca"),
-        None => why,
+    let why = match tls::fault(source) {
+        Some(TlsFault::NotTls(fault)) => format!("{fault}; if it is plain http, write http:// instead of https://"),
+        Some(TlsFault::UnknownIssuer(fault)) => {
+            format!("{fault}; name the certificate of the authority, or the gateway's own, with --ca")
+        }
+        Some(TlsFault::Other(fault)) => fault,
+        None => source.to_string(),
     };
     format!("no secure connection to {} could be agreed on: {why}", server.host_str().unwrap_or_default())
 }
@@ -373,6 +381,13 @@ fn option_of(field: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_tenant_is_told_apart_from_what_it_has_not() {
+        assert!(Client::is_tenant_missing(r#"{"detail": "there is none", "missing": "tenant"}"#));
+        assert!(!Client::is_tenant_missing(r#"{"detail": "there is no tenant acme", "missing": "endpoint"}"#));
+        assert!(!Client::is_tenant_missing(r#"{"detail": "there is no tenant acme"}"#));
+    }
 
     #[test]
     fn a_fault_is_told_in_the_words_of_the_command_line() {

@@ -66,7 +66,7 @@ pub fn data_fault(message: &str) -> String {
     if message == "number out of range" {
         return "it is a number larger than any that is read; use a smaller one".to_owned();
     }
-    if let Some(name) = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`')) {
+    if let Some(name) = repeated_field(message) {
         return format!("{name} is given twice; keep one");
     }
     if let Some((name, accepted)) =
@@ -94,6 +94,12 @@ pub fn data_fault(message: &str) -> String {
         Some(("invalid type" | "invalid value", actual)) => format!("it is {}; use {expected}", value_words(actual)),
         _ => format!("{actual}, expected {expected}"),
     }
+}
+
+/// Returns the field that is given twice, from the message of the parser.
+pub fn repeated_field(message: &str) -> Option<&str> {
+    let message = message.split(" at line ").next().unwrap_or_default();
+    message.strip_prefix("duplicate field `")?.strip_suffix('`')
 }
 
 /// Returns a value as people call it, from the words of the parser.

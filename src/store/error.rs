@@ -13,7 +13,7 @@ use crate::model::token::TokenKind;
 pub enum Error {
     /// Nothing was written; trying again later may work.
     #[error("the store is unavailable: {0}")]
-    Unavailable(String),
+    Unavailable(UnavailableReason),
     /// Nothing was written; space must be freed first.
     #[error("the store has no space left: {0}")]
     Full(String),
@@ -73,8 +73,63 @@ pub enum Error {
     UnknownEndpoint(EndpointId),
 }
 
+/// Why a store is unavailable: a sentence for people, and what the database said of
+/// it, for programs.
+#[derive(Debug, Clone)]
+pub struct UnavailableReason {
+    words: String,
+    fault: Option<DatabaseFault>,
+}
+
+/// What stands between the gateway and its database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DatabaseFault {
+    /// No connection, or no answer in time.
+    Unreachable,
+    /// A statement failed with this SQLSTATE.
+    Sqlstate(String),
+}
+
+impl UnavailableReason {
+    /// Returns a reason of the database.
+    pub fn of_database(words: String, fault: DatabaseFault) -> Self {
+        Self { words, fault: Some(fault) }
+    }
+
+    /// Returns what the database said, if it is the reason.
+    pub fn fault(&self) -> Option<&DatabaseFault> {
+        self.fault.as_ref()
+    }
+
+    /// Whether a statement failed with this SQLSTATE.
+    pub fn has_sqlstate(&self, code: &str) -> bool {
+        matches!(&self.fault, Some(DatabaseFault::Sqlstate(found)) if found == code)
+    }
+}
+
+impl std::fmt::Display for UnavailableReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+impl From<String> for UnavailableReason {
+    fn from(words: String) -> Self {
+        Self { words, fault: None }
+    }
+}
+
+impl From<&str> for UnavailableReason {
+    fn from(words: &str) -> Self {
+        words.to_owned().into()
+    }
+}
+
 /// A resource that does not exist.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, strum::Display, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum MissingResource {
     /// The tenant of the call, or the one it is about.
@@ -101,7 +156,7 @@ pub enum MissingResource {
 /// with the key that sealed it.
 impl From<SealError> for Error {
     fn from(problem: SealError) -> Self {
-        Self::Unavailable(problem.to_string())
+        Self::Unavailable(problem.to_string().into())
     }
 }
 

@@ -77,7 +77,7 @@ pub use claim::{Claim, DuePage, DueQuery};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
 pub use codes::UnknownCode;
 pub use content::{ContentComparison, EventContent};
-pub use error::{Error, MissingResource, Result};
+pub use error::{DatabaseFault, Error, MissingResource, Result, UnavailableReason};
 pub use figures::FigureStore;
 pub use jobs::{
     BackfillPage, BackfillQuery, BackfillTake, CandidatePage, FollowedDeliveries, JobAdvanced, JobStarted, JobStep,

@@ -70,12 +70,12 @@ impl TlsTrust {
         Ok(Self { config: Arc::new(config), roots: self.roots.clone(), has_own_ca, min_version })
     }
 
-    /// Adapts the message of a failure to the endpoint's settings.
-    fn describe_failure(&self, failure: AttemptFailure) -> AttemptFailure {
-        match failure.message.as_str() {
-            UNKNOWN_ISSUER if self.has_own_ca => tls(NOT_OUR_ISSUER.into()),
-            NO_VERSION if self.min_version == TlsVersion::V13 => tls(NOT_13.into()),
-            _ => failure,
+    /// Returns the failure that an error of a handshake means, with the endpoint's settings.
+    fn failure_of(&self, problem: &std::io::Error, asked: CertificateRequested) -> AttemptFailure {
+        match rustls_error(problem) {
+            Some(error) if self.has_own_ca && is_unknown_issuer(error) => tls(NOT_OUR_ISSUER.into()),
+            Some(error) if self.min_version == TlsVersion::V13 && is_no_version(error) => tls(NOT_13.into()),
+            _ => explain(problem, asked).unwrap_or_else(|| handshake_closed(problem)),
         }
     }
 }
@@ -198,9 +198,7 @@ pub async fn encrypt(
     };
     match ASKED.scope(Cell::default(), handshake).await {
         (Ok(stream), asked) => Ok((Box::new(stream), asked)),
-        (Err(problem), asked) => {
-            Err(trust.describe_failure(explain(&problem, asked).unwrap_or_else(|| handshake_closed(&problem))))
-        }
+        (Err(problem), asked) => Err(trust.failure_of(&problem, asked)),
     }
 }
 
@@ -214,12 +212,33 @@ tokio::task_local! {
 
 /// Returns the failure that an error on a connection means, if it is of TLS.
 pub fn explain(problem: &std::io::Error, asked: CertificateRequested) -> Option<AttemptFailure> {
-    let error = problem.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let error = rustls_error(problem)?;
     let kind = match error {
         rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
         _ => FailureKind::Tls,
     };
     Some(AttemptFailure::new(kind, describe_tls_error(error, asked)))
+}
+
+/// What is wrong with a TLS connection of whoever calls the gateway, who can change
+/// other things than the owner of a receiver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TlsFault {
+    /// What answered does not speak TLS.
+    NotTls(&'static str),
+    /// The certificate is of an authority that is not trusted.
+    UnknownIssuer(&'static str),
+    /// Anything else, in the words of an attempt.
+    Other(String),
+}
+
+/// Returns what is wrong with a connection that the caller opened, if it is of TLS.
+pub fn fault(problem: &std::io::Error) -> Option<TlsFault> {
+    Some(match rustls_error(problem)? {
+        error if is_not_tls(error) => TlsFault::NotTls(NOT_TLS),
+        error if is_unknown_issuer(error) => TlsFault::UnknownIssuer(UNKNOWN_ISSUER),
+        other => TlsFault::Other(describe_tls_error(other, CertificateRequested::No)),
+    })
 }
 
 fn tls(message: String) -> AttemptFailure {
@@ -242,8 +261,9 @@ const NO_CIPHER: &str = "the server shares no cipher suite or key exchange with 
 const NO_SIGNATURE: &str = "the server's certificate needs a signature scheme that is not supported here";
 const CERTIFICATE_WANTED: &str = "the server asks for a client certificate, and this endpoint has none";
 const CERTIFICATE_REFUSED: &str = "the server does not accept the client certificate of this endpoint";
-const UNKNOWN_ISSUER: &str = "the certificate was issued by an authority that is not trusted here; the receiver must send \
-                              its whole chain, or its authority must be trusted by this machine";
+const NOT_TLS: &str = "what answered does not speak TLS";
+const UNKNOWN_ISSUER: &str = "the certificate was issued by an authority that is not trusted here";
+const WHOLE_CHAIN: &str = "the receiver must send its whole chain, or its authority must be trusted by this machine";
 const NOT_OUR_ISSUER: &str = "the certificate was issued by an authority that is not in this endpoint's tls ca; the receiver \
                               must send its whole chain, or its authority must be named there";
 const NOT_13: &str = "the server does not speak TLS 1.3, which this endpoint asks for";
@@ -251,22 +271,15 @@ const NOT_13: &str = "the server does not speak TLS 1.3, which this endpoint ask
 fn describe_tls_error(error: &rustls::Error, asked: CertificateRequested) -> String {
     use rustls::Error as E;
     match error {
+        error if is_no_version(error) => NO_VERSION.into(),
         E::InvalidCertificate(problem) => about_certificate(problem),
         E::AlertReceived(alert) => about_alert(*alert, asked),
         E::PeerIncompatible(problem) => match problem {
-            PeerIncompatible::ServerDoesNotSupportTls12Or13
-            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig => NO_VERSION.into(),
             PeerIncompatible::NoCipherSuitesInCommon | PeerIncompatible::NoKxGroupsInCommon => NO_CIPHER.into(),
             PeerIncompatible::NoSignatureSchemesInCommon => NO_SIGNATURE.into(),
             other => format!("the server's TLS does not fit ours: {other:?}"),
         },
-        // The first bytes were not a TLS record.
-        E::InvalidMessage(
-            InvalidMessage::InvalidContentType
-            | InvalidMessage::UnknownProtocolVersion
-            | InvalidMessage::InvalidEmptyPayload
-            | InvalidMessage::MessageTooLarge,
-        ) => "what answered does not speak TLS; is it plain http?".into(),
+        error if is_not_tls(error) => format!("{NOT_TLS}; is it plain http?"),
         E::InvalidMessage(problem) => format!("the server sent a TLS message that cannot be read: {problem:?}"),
         E::InappropriateMessage { .. } | E::InappropriateHandshakeMessage { .. } | E::PeerSentOversizedRecord => {
             format!("the server broke the rules of TLS: {error}")
@@ -279,6 +292,37 @@ fn describe_tls_error(error: &rustls::Error, asked: CertificateRequested) -> Str
         }
         other => format!("no secure connection could be agreed on: {other}"),
     }
+}
+
+fn rustls_error(problem: &std::io::Error) -> Option<&rustls::Error> {
+    problem.get_ref()?.downcast_ref()
+}
+
+fn is_unknown_issuer(error: &rustls::Error) -> bool {
+    matches!(error, rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))
+}
+
+/// Whether both sides have no version of TLS in common.
+fn is_no_version(error: &rustls::Error) -> bool {
+    use rustls::Error as E;
+    matches!(
+        error,
+        E::PeerIncompatible(
+            PeerIncompatible::ServerDoesNotSupportTls12Or13 | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig
+        ) | E::AlertReceived(Alert::ProtocolVersion)
+    )
+}
+
+/// Whether the first bytes were not a TLS record.
+fn is_not_tls(error: &rustls::Error) -> bool {
+    let rustls::Error::InvalidMessage(problem) = error else { return false };
+    matches!(
+        problem,
+        InvalidMessage::InvalidContentType
+            | InvalidMessage::UnknownProtocolVersion
+            | InvalidMessage::InvalidEmptyPayload
+            | InvalidMessage::MessageTooLarge
+    )
 }
 
 fn about_certificate(problem: &CertificateError) -> String {
@@ -297,7 +341,7 @@ fn about_certificate(problem: &CertificateError) -> String {
         C::NotValidForNameContext { expected, presented } => {
             format!("the certificate is for {}, not for {}", names(presented), expected.to_str())
         }
-        C::UnknownIssuer => UNKNOWN_ISSUER.into(),
+        C::UnknownIssuer => format!("{UNKNOWN_ISSUER}; {WHOLE_CHAIN}"),
         C::Revoked => "the certificate was revoked by its issuer".into(),
         C::BadSignature => "the certificate, or the handshake it vouches for, has a wrong signature".into(),
         C::BadEncoding => "the certificate cannot be read".into(),
@@ -439,6 +483,17 @@ mod tests {
         );
         assert_eq!(problem(&["IpAddress(::1)".into()]), "the certificate is for ::1, not for z.example");
         assert_eq!(problem(&[]), "the certificate names no host, so it is not for z.example");
+    }
+
+    #[test]
+    fn a_fault_that_the_caller_can_mend_is_told_apart() {
+        let of = |error| fault(&std::io::Error::other(error));
+        let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
+        assert_eq!(of(plain), Some(TlsFault::NotTls(NOT_TLS)));
+        let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        assert_eq!(of(unknown), Some(TlsFault::UnknownIssuer(UNKNOWN_ISSUER)));
+        assert!(matches!(of(rustls::Error::DecryptError), Some(TlsFault::Other(_))));
+        assert_eq!(fault(&std::io::Error::other("another matter")), None);
     }
 
     #[test]

@@ -85,5 +85,5 @@ pub fn step(from: &Connection, copy: &Backup<'_, '_>, pages: i32, jobs: usize) -
 
 /// A failure of the copy's own file is none of the store's.
 pub fn copy_failure(problem: &rusqlite::Error) -> Error {
-    Error::Unavailable(format!("the copy of the store cannot be written: {problem}"))
+    Error::Unavailable(format!("the copy of the store cannot be written: {problem}").into())
 }

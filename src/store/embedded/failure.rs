@@ -27,10 +27,10 @@ pub fn failure_of(problem: &rusqlite::Error) -> Error {
             std::process::exit(EXIT_IO);
         }
         // Our own statements name only what the migrations have made.
-        _ if is_about_schema(problem) => {
-            Error::Unavailable(format!("the schema of the store is damaged ({problem}); restore it from a backup"))
-        }
-        _ => Error::Unavailable(problem.to_string()),
+        _ if is_about_schema(problem) => Error::Unavailable(
+            format!("the schema of the store is damaged ({problem}); restore it from a backup").into(),
+        ),
+        _ => Error::Unavailable(problem.to_string().into()),
     }
 }
 

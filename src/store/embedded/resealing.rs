@@ -39,7 +39,7 @@ impl ResealingStore for EmbeddedStore {
         let stored = check.clone();
         self.writer.write(move |transaction| notes::write(transaction.db, CHECK_NOTE, &stored)).await?;
         // What is written until here is sealed under the old key, and found by the pages that follow.
-        self.shared.seal.use_key(&check).map_err(|problem| Error::Unavailable(problem.to_string()))
+        self.shared.seal.use_key(&check).map_err(|problem| Error::Unavailable(problem.to_string().into()))
     }
 
     async fn reseal_page(&self, cursor: ResealCursor) -> Result<ResealedPage> {

@@ -9,12 +9,13 @@
 //! with a lower id may commit later; whatever is there is claimed.
 
 use deadpool_postgres::Pool;
+use tokio_postgres::error::SqlState;
 
 use super::postgres::connect;
 use super::postgres::transaction::{self, bind, with_timeout};
 use super::typed_parameter::SqlParameter;
 use crate::model::database::DatabaseUrl;
-use crate::store;
+use crate::store::{self, UnavailableReason};
 
 pub mod claim;
 pub mod install;
@@ -45,23 +46,27 @@ impl From<store::Error> for OutboxError {
     fn from(problem: store::Error) -> Self {
         match problem {
             // Without the words "the store", which is another database.
-            store::Error::Unavailable(words) | store::Error::Full(words) => Self::of_words(words),
+            store::Error::Unavailable(reason) => Self::of_reason(&reason),
+            store::Error::Full(words) => Self::Unavailable(words),
             other => Self::Unavailable(other.to_string()),
         }
     }
 }
 
 impl OutboxError {
-    /// Sorts the words of the database, which end in its code.
-    fn of_words(words: String) -> Self {
-        let advice = if words.ends_with("(42501)") {
+    /// Sorts a reason of the database by its code.
+    fn of_reason(reason: &UnavailableReason) -> Self {
+        let is_absent = [SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN]
+            .iter()
+            .any(|code| reason.has_sqlstate(code.code()));
+        let advice = if reason.has_sqlstate(SqlState::INSUFFICIENT_PRIVILEGE.code()) {
             "give the role its rights with `posthaste outbox install --relay-role ROLE`, as the owner of the outbox"
-        } else if ["(3F000)", "(42P01)", "(42703)"].iter().any(|code| words.ends_with(code)) {
+        } else if is_absent {
             "create the outbox, or bring it up to date, with `posthaste outbox install`"
         } else {
-            return Self::Unavailable(words);
+            return Self::Unavailable(reason.to_string());
         };
-        Self::Unusable(format!("{words}; {advice}"))
+        Self::Unusable(format!("{reason}; {advice}"))
     }
 }
 
@@ -150,6 +155,7 @@ fn check_version(found: i32) -> OutboxResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::DatabaseFault;
 
     #[test]
     fn only_the_version_that_is_known_is_used() {
@@ -163,10 +169,14 @@ mod tests {
 
     #[test]
     fn what_a_person_must_change_is_told_apart_from_what_passes() {
-        let of = |words: &str| OutboxError::from(store::Error::Unavailable(words.into()));
-        assert!(matches!(of("the database says: permission denied (42501)"), OutboxError::Unusable(_)));
-        assert!(matches!(of("the database says: no such table (42P01)"), OutboxError::Unusable(_)));
-        assert!(matches!(of("the database says: it is starting (57P03)"), OutboxError::Unavailable(_)));
-        assert!(!of("the database cannot be reached").to_string().contains("the store"));
+        let of = |fault| {
+            let reason = UnavailableReason::of_database("the database says no".into(), fault);
+            OutboxError::from(store::Error::Unavailable(reason))
+        };
+        let refused = |code: &str| of(DatabaseFault::Sqlstate(code.to_owned()));
+        assert!(matches!(refused("42501"), OutboxError::Unusable(_)), "a right is missing");
+        assert!(matches!(refused("42P01"), OutboxError::Unusable(_)), "a table is missing");
+        assert!(matches!(refused("57P03"), OutboxError::Unavailable(_)), "it is starting");
+        assert!(!of(DatabaseFault::Unreachable).to_string().contains("the store"));
     }
 }

@@ -79,7 +79,7 @@ fn decode_lists(bytes: &[u8]) -> std::result::Result<(TypeFigures, FailingEndpoi
 
 /// Decodes what was read.
 pub fn decode(span: FigureSpan, at: Timestamp, counts: &[u8], types: Option<&[u8]>) -> Result<StoredFigures> {
-    let unreadable = |problem: DecodeError| Error::Unavailable(problem.to_string());
+    let unreadable = |problem: DecodeError| Error::Unavailable(problem.to_string().into());
     let figures = WindowFigures::decode(counts).map_err(unreadable)?;
     let (types, failing) = types.map(decode_lists).transpose().map_err(unreadable)?.unwrap_or_default();
     Ok(StoredFigures { span, at, figures, types, failing })

@@ -24,7 +24,7 @@ use tokio_postgres::config::{Host, SslMode, SslNegotiation, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::model::database::DatabaseUrl;
-use crate::store;
+use crate::store::{self, DatabaseFault, UnavailableReason};
 
 /// Time limit for connecting, unless the URL sets one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,14 +96,13 @@ pub fn failed(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
 /// Whether the store could not be opened because the database is away or
 /// read-only, and not because the settings are wrong.
 pub fn is_unavailable(problem: &anyhow::Error) -> bool {
-    let is_away = |words: &str| {
-        let code = words.strip_suffix(')').and_then(|words| words.rsplit_once('(')).map(|(_, code)| code);
-        words.starts_with("the database cannot be reached")
-            || words.starts_with("the database did not answer")
-            || code.is_some_and(is_transient_code)
+    let is_away = |reason: &UnavailableReason| match reason.fault() {
+        Some(DatabaseFault::Unreachable) => true,
+        Some(DatabaseFault::Sqlstate(code)) => is_transient_code(code),
+        None => false,
     };
     problem.is::<DatabaseUnavailable>()
-        || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(words)) if is_away(words))
+        || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(reason)) if is_away(reason))
 }
 
 /// Whether a later try may succeed without anyone changing anything.
@@ -348,6 +347,16 @@ mod tests {
 
     fn refused(url: &str) -> String {
         format!("{:#}", pool(url, 1).map(|_| ()).expect_err(url))
+    }
+
+    #[test]
+    fn only_what_may_pass_is_waited_for() {
+        let of = |reason: UnavailableReason| is_unavailable(&store::Error::Unavailable(reason).into());
+        let database = |fault| of(UnavailableReason::of_database("the database says no".into(), fault));
+        assert!(database(DatabaseFault::Unreachable) && database(DatabaseFault::Sqlstate("57P03".into())));
+        assert!(!database(DatabaseFault::Sqlstate("42P01".into())), "a table is missing");
+        assert!(!of("the database cannot be reached".into()), "words alone decide nothing");
+        assert!(!is_unavailable(&anyhow!("the database cannot be reached")));
     }
 
     #[test]

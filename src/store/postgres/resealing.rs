@@ -87,7 +87,7 @@ impl ResealingStore for PostgresStore {
 impl PostgresState {
     /// Seals with the key of this check text from now on.
     fn use_key(&self, check: &str) -> Result<()> {
-        self.options.seal.use_key(check).map_err(|problem| Error::Unavailable(problem.to_string()))
+        self.options.seal.use_key(check).map_err(|problem| Error::Unavailable(problem.to_string().into()))
     }
 }
 

@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Row};
 
 use super::connect::pool_error;
 pub use crate::store::typed_parameter::{SqlParameter, bound};
-use crate::store::{Error, Result};
+use crate::store::{DatabaseFault, Error, Result, UnavailableReason};
 
 /// Returns the SQL that begins every transaction. A node that freezes inside
 /// one must not hold its locks for long, least of all beyond its lease, and a
@@ -26,6 +26,11 @@ pub fn begin(lease: Duration) -> String {
 /// Time without an answer after which the server counts as unreachable.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// Code that the stored function `accept` raises for an id that is known.
+const KNOWN_ID: &str = "PH001";
+/// Code that it raises for an outdated catalog.
+const OUTDATED_CATALOG: &str = "PH002";
+
 /// Pairs the parameters of a statement with their types.
 macro_rules! bind {
     ($($value:expr),* $(,)?) => { &[$($crate::store::typed_parameter::bound(&$value)),*] };
@@ -34,8 +39,8 @@ pub(crate) use bind;
 
 /// Takes a connection from the pool.
 pub async fn connection(pool: &Pool) -> Result<Object> {
-    let reached = |problem| Error::Unavailable(format!("the database cannot be reached: {}", pool_error(&problem)));
-    pool.get().await.map_err(reached)
+    let words = |problem| format!("the database cannot be reached: {}", pool_error(&problem));
+    pool.get().await.map_err(|problem| unreachable(words(problem)))
 }
 
 /// A transaction on a connection of its own. If it is dropped before its end,
@@ -126,31 +131,35 @@ pub async fn with_timeout<T>(answer: impl Future<Output = std::result::Result<T,
 
 /// Returns the error for a server that did not answer in time.
 pub fn timeout_error() -> Error {
-    Error::Unavailable(format!("the database did not answer for {} s", PATIENCE.as_secs()))
+    unreachable(format!("the database did not answer for {} s", PATIENCE.as_secs()))
+}
+
+fn unreachable(words: String) -> Error {
+    Error::Unavailable(UnavailableReason::of_database(words, DatabaseFault::Unreachable))
 }
 
 /// Sorts an error of the database by what the caller can do about it.
 pub fn failure_of(problem: &tokio_postgres::Error) -> Error {
-    let words = match problem.as_db_error() {
-        Some(error) => format!("the database says: {} ({})", error.message(), error.code().code()),
-        None => format!("the database cannot be reached: {}", chain(problem)),
+    let Some(error) = problem.as_db_error() else {
+        return unreachable(format!("the database cannot be reached: {}", chain(problem)));
     };
-    match problem.code() {
-        Some(code) if *code == SqlState::DISK_FULL => Error::Full(words),
-        // The stored function `accept` raises this for an outdated catalog.
-        Some(code) if code.code() == "PH002" => Error::Outdated,
-        _ => Error::Unavailable(words),
+    let code = error.code();
+    let words = format!("the database says: {} ({})", error.message(), code.code());
+    match code.code() {
+        _ if *code == SqlState::DISK_FULL => Error::Full(words),
+        OUTDATED_CATALOG => Error::Outdated,
+        code => Error::Unavailable(UnavailableReason::of_database(words, DatabaseFault::Sqlstate(code.to_owned()))),
     }
 }
 
 /// Whether a generated number was already in use; another try gets another.
 pub fn is_taken(problem: &Error) -> bool {
-    matches!(problem, Error::Unavailable(words) if words.ends_with("(23505)"))
+    matches!(problem, Error::Unavailable(reason) if reason.has_sqlstate(SqlState::UNIQUE_VIOLATION.code()))
 }
 
 /// Whether the stored function `accept` found that an id is already known.
 pub fn is_known_id(problem: &Error) -> bool {
-    matches!(problem, Error::Unavailable(words) if words.ends_with("(PH001)"))
+    matches!(problem, Error::Unavailable(reason) if reason.has_sqlstate(KNOWN_ID))
 }
 
 fn chain(problem: &dyn std::error::Error) -> String {
