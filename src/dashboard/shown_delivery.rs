@@ -4,6 +4,9 @@
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::model::delivery::{DeadCause, DeliveryState, WaitingFor};
+use crate::model::named_enum::NamedEnum;
+
 /// A delivery, as the API answers it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ShownDelivery {
@@ -23,10 +26,10 @@ pub struct ShownDelivery {
     pub seq: Option<u64>,
     /// Format of its body.
     pub format: String,
-    /// State: `waiting`, `delivered`, `dead`, `cancelled`.
-    pub state: String,
+    /// State of the delivery.
+    pub state: DeliveryState,
     /// What it waits for.
-    pub waiting_for: Option<String>,
+    pub waiting_for: Option<WaitingFor>,
     /// Whether a request for it is open.
     pub in_flight: bool,
     /// Number of attempts that were made.
@@ -46,7 +49,7 @@ pub struct ShownDelivery {
     /// Failure of the last attempt, if it had no answer.
     pub last_error: Option<ShownFailure>,
     /// Why it is dead.
-    pub cause: Option<String>,
+    pub cause: Option<DeadCause>,
     /// SHA-256 of its body.
     pub body_sha256: Option<String>,
 }
@@ -74,24 +77,21 @@ pub struct ListedPage<T> {
 impl ShownDelivery {
     /// Returns the class of its mark.
     pub fn mark(&self) -> &'static str {
-        match (self.state.as_str(), self.waiting_for.as_deref()) {
-            ("delivered", _) => "mark-good",
-            ("dead", _) => "mark-bad",
-            ("cancelled", _) => "mark-off",
-            (_, Some("disabled" | "pause" | "breaker" | "backpressure")) => "mark-watch",
-            (_, Some("due")) if self.attempts > 0 => "mark-watch",
-            _ => "mark-calm",
+        match (self.state, self.waiting_for) {
+            (DeliveryState::Waiting, None) => "mark-calm",
+            (DeliveryState::Waiting, Some(waiting_for)) => wait_mark(waiting_for, self.attempts),
+            (state, _) => state_mark(state),
         }
     }
 
     /// Returns its state in words: `waiting for pause`, `dead (refused)`.
     pub fn state_words(&self) -> String {
-        match (self.state.as_str(), self.cause.as_deref(), self.waiting_for.as_deref()) {
-            ("dead", Some(cause), _) => format!("dead ({cause})"),
-            ("cancelled", Some(_), _) => "cancelled (discarded)".to_owned(),
-            ("waiting", _, _) if self.in_flight => "in flight".to_owned(),
-            ("waiting", _, Some(waiting_for)) => format!("waiting for {waiting_for}"),
-            (state, _, _) => state.to_owned(),
+        match (self.state, self.cause, self.waiting_for) {
+            (DeliveryState::Dead, Some(cause), _) => format!("dead ({})", cause.as_str()),
+            (DeliveryState::Cancelled, Some(_), _) => "cancelled (discarded)".to_owned(),
+            (DeliveryState::Waiting, _, _) if self.in_flight => "in flight".to_owned(),
+            (DeliveryState::Waiting, _, Some(waiting_for)) => format!("waiting for {}", waiting_for.as_str()),
+            (state, _, _) => state.as_str().to_owned(),
         }
     }
 
@@ -113,27 +113,55 @@ impl ShownDelivery {
 
     /// Whether it still waits.
     pub fn is_waiting(&self) -> bool {
-        self.state == "waiting"
+        self.state == DeliveryState::Waiting
     }
 
     /// Whether it is a dead letter.
     pub fn is_dead(&self) -> bool {
-        self.state == "dead"
+        self.state == DeliveryState::Dead
+    }
+}
+
+/// Returns the word before the time at which a delivery ended.
+pub fn end_word(state: &DeliveryState) -> &'static str {
+    match state {
+        DeliveryState::Delivered => "Delivered",
+        DeliveryState::Dead => "Died",
+        DeliveryState::Cancelled => "Cancelled",
+        DeliveryState::Waiting => "Waits",
+    }
+}
+
+/// Returns the class of the mark of a state.
+pub fn state_mark(state: DeliveryState) -> &'static str {
+    match state {
+        DeliveryState::Waiting => "mark-calm",
+        DeliveryState::Delivered => "mark-good",
+        DeliveryState::Dead => "mark-bad",
+        DeliveryState::Cancelled => "mark-off",
+    }
+}
+
+/// Returns the class of the mark of a waiting delivery with this many attempts.
+fn wait_mark(waiting_for: WaitingFor, attempts: u32) -> &'static str {
+    match waiting_for {
+        WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Breaker | WaitingFor::Backpressure => "mark-watch",
+        WaitingFor::Due if attempts > 0 => "mark-watch",
+        WaitingFor::Due | WaitingFor::Key | WaitingFor::Rate | WaitingFor::Slot => "mark-calm",
     }
 }
 
 /// Returns a sentence about what holds a waiting delivery, in plain words.
-pub fn waiting_sentence(waiting_for: &str) -> &'static str {
+pub fn waiting_sentence(waiting_for: &WaitingFor) -> &'static str {
     match waiting_for {
-        "disabled" => "Its endpoint is disabled: the receiver said that it is gone.",
-        "pause" => "Its endpoint is paused.",
-        "key" => "Others of its lane go first.",
-        "due" => "Its next attempt has a time.",
-        "backpressure" => "The receiver asked to be left alone (Retry-After).",
-        "breaker" => "The breaker of its endpoint is open: the receiver keeps failing.",
-        "rate" => "The rate of its endpoint is used up for the moment.",
-        "slot" => "All request slots of its endpoint are taken.",
-        _ => "",
+        WaitingFor::Disabled => "Its endpoint is disabled: the receiver said that it is gone.",
+        WaitingFor::Pause => "Its endpoint is paused.",
+        WaitingFor::Key => "Others of its lane go first.",
+        WaitingFor::Due => "Its next attempt has a time.",
+        WaitingFor::Backpressure => "The receiver asked to be left alone (Retry-After).",
+        WaitingFor::Breaker => "The breaker of its endpoint is open: the receiver keeps failing.",
+        WaitingFor::Rate => "The rate of its endpoint is used up for the moment.",
+        WaitingFor::Slot => "All request slots of its endpoint are taken.",
     }
 }
 
@@ -164,9 +192,6 @@ mod tests {
         ] {
             let delivery = shown(changes);
             assert_eq!((delivery.state_words().as_str(), delivery.mark()), (words, mark));
-        }
-        for wait in ["disabled", "pause", "key", "due", "backpressure", "breaker", "rate", "slot"] {
-            assert!(!waiting_sentence(wait).is_empty(), "{wait}");
         }
     }
 

@@ -51,6 +51,7 @@ const CLOCK_OFF_CRITICAL: Duration = Duration::from_secs(60);
     PartialOrd,
     Ord,
     Serialize,
+    serde::Deserialize,
     strum::IntoStaticStr,
     strum::VariantArray,
     utoipa::ToSchema,
@@ -88,8 +89,43 @@ pub enum AttentionKind {
     SecretEnds,
 }
 
+impl AttentionKind {
+    /// Whether the trouble is the gateway's own.
+    pub fn is_of_gateway(self) -> bool {
+        match self {
+            Self::StoreFailing | Self::DiskLow | Self::NodeMissing | Self::Behind | Self::ClockOff => true,
+            Self::AutoPaused
+            | Self::Disabled
+            | Self::BreakerOpen
+            | Self::LaneBlocked
+            | Self::DeadGrowing
+            | Self::OverQuota
+            | Self::Failing
+            | Self::CertificateEnds
+            | Self::SecretEnds => false,
+        }
+    }
+
+    /// Whether an endpoint gets nothing, or fails.
+    pub fn is_of_failing_endpoint(self) -> bool {
+        match self {
+            Self::AutoPaused | Self::Disabled | Self::BreakerOpen | Self::Failing => true,
+            Self::StoreFailing
+            | Self::DiskLow
+            | Self::NodeMissing
+            | Self::Behind
+            | Self::ClockOff
+            | Self::LaneBlocked
+            | Self::DeadGrowing
+            | Self::OverQuota
+            | Self::CertificateEnds
+            | Self::SecretEnds => false,
+        }
+    }
+}
+
 /// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// Somebody should act now.

@@ -276,6 +276,21 @@ pub enum LeftOut {
     WrongState,
 }
 
+impl LeftOut {
+    /// Returns why a job leaves such deliveries as they are, in words.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Overtaken => "their lane has moved past them, so that later events may have arrived",
+            Self::Expunged => "the event's data was expunged",
+            Self::Damaged => "what is stored of them is damaged",
+            Self::EndpointDeleted => "their endpoint was deleted",
+            Self::TooOld => "they are older than asked for",
+            Self::AlreadyGot => "the endpoint has had the event",
+            Self::WrongState => "their state changed meanwhile, or a request is open",
+        }
+    }
+}
+
 /// How far a job, or its part at one endpoint, has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCounts {

@@ -29,11 +29,15 @@ pub fn parser<T: NamedEnum + Send + Sync>() -> impl TypedValueParser<Value = T> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::problem::ProblemCode;
     use crate::model::answer::FailureKind;
+    use crate::model::attention::AttentionKind;
+    use crate::model::audit::AuditAction;
     use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState, WaitingFor};
     use crate::model::endpoint::{EndpointState, OnDead, Ordering};
     use crate::model::endpoint_event::{Actor, EndpointEventKind};
     use crate::model::health::BreakerState;
+    use crate::model::job::{JobKind, JobState, LeftOut};
     use crate::model::preset::Preset;
     use crate::model::setting_in_force::SettingOrigin;
     use crate::model::signing::{SignatureProfile, Signing};
@@ -51,6 +55,8 @@ mod tests {
     fn a_variant_has_one_name_in_json_and_elsewhere() {
         let names = [
             in_json::<Actor>(),
+            in_json::<AttentionKind>(),
+            in_json::<AuditAction>(),
             in_json::<BodyFormat>(),
             in_json::<BreakerState>(),
             in_json::<DeadCause>(),
@@ -58,9 +64,13 @@ mod tests {
             in_json::<EndpointEventKind>(),
             in_json::<EndpointState>(),
             in_json::<FailureKind>(),
+            in_json::<JobKind>(),
+            in_json::<JobState>(),
+            in_json::<LeftOut>(),
             in_json::<OnDead>(),
             in_json::<Ordering>(),
             in_json::<Preset>(),
+            in_json::<ProblemCode>(),
             in_json::<Right>(),
             in_json::<SettingOrigin>(),
             in_json::<SignatureProfile>(),

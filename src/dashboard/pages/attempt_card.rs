@@ -11,6 +11,7 @@ use crate::dashboard::json_layout::{escaped_len, fitting, with_hidden_named};
 use crate::dashboard::shown_delivery::ShownFailure;
 use crate::dashboard::told::ToldSentence;
 use crate::dashboard::words;
+use crate::model::verdict::Verdict;
 
 /// Most bytes of answers on one page, escaped; what is beyond can be downloaded.
 const BODY_BYTES_MAX: usize = 12 * 1024;
@@ -43,7 +44,7 @@ pub struct ShownAttempt {
     /// Whether that body went on.
     pub truncated: bool,
     /// What the answer means.
-    pub verdict: String,
+    pub verdict: Verdict,
     /// What was considered for what happened next.
     pub decision: ShownDecision,
 }
@@ -94,10 +95,10 @@ impl ShownAttempt {
 
     /// Returns what its colour means.
     pub fn tone(&self) -> ChartTone {
-        match self.verdict.as_str() {
-            "delivered" => ChartTone::Good,
-            "retry" => ChartTone::Watch,
-            _ => ChartTone::Bad,
+        match self.verdict {
+            Verdict::Delivered => ChartTone::Good,
+            Verdict::Retry => ChartTone::Watch,
+            Verdict::Refused | Verdict::Gone => ChartTone::Bad,
         }
     }
 

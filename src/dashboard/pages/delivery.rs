@@ -18,6 +18,7 @@ use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{self, ListedPage, ShownDelivery};
 use crate::dashboard::told::ToldSentence;
 use crate::dashboard::words;
+use crate::model::named_enum::NamedEnum;
 use crate::model::suggested_command::suggested_command;
 
 /// Attempts that one page shows in full.

@@ -7,6 +7,8 @@ use crate::dashboard::chart::ChartTone;
 use crate::dashboard::chart::timeline::{MomentShape, Timeline, TimelineMoment, TimelineWait};
 use crate::dashboard::shown_delivery::ShownDelivery;
 use crate::dashboard::words;
+use crate::model::delivery::WaitingFor;
+use crate::model::named_enum::NamedEnum;
 
 /// An attempt that starts so much after its time was held by something else.
 const LATE: SignedDuration = SignedDuration::from_secs(2);
@@ -73,7 +75,7 @@ fn add_attempt(timeline: &mut Timeline, attempt: &ShownAttempt) {
             attempt.number,
             time(attempt.started_at),
             attempt.answer(),
-            attempt.verdict,
+            attempt.verdict.as_str(),
             words::span(attempt.duration_ms / 1_000.0)
         ),
     });
@@ -127,11 +129,11 @@ fn add_outlook(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&
     let since = last.map_or(delivery.created_at, ShownAttempt::ended_at);
     let next_at = delivery.next_attempt_at.filter(|at| *at > now);
     let now = coarse(since, next_at.unwrap_or(now), now);
-    let reason = match (delivery.waiting_for.as_deref(), last) {
+    let reason = match (delivery.waiting_for, last) {
         _ if delivery.in_flight => "in flight".to_owned(),
-        (Some("due"), Some(last)) if last.decision.next_attempt_at.is_some() => backoff_reason(last),
-        (Some("due"), Some(_)) => "replayed, due".to_owned(),
-        (Some(waiting_for), _) => format!("waits for {waiting_for}"),
+        (Some(WaitingFor::Due), Some(last)) if last.decision.next_attempt_at.is_some() => backoff_reason(last),
+        (Some(WaitingFor::Due), Some(_)) => "replayed, due".to_owned(),
+        (Some(waiting_for), _) => format!("waits for {}", waiting_for.as_str()),
         (None, _) => "waits".to_owned(),
     };
     let tone = if delivery.mark() == "mark-watch" { ChartTone::Watch } else { ChartTone::Calm };
@@ -167,7 +169,7 @@ fn add_end(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&Show
     }
     let tone = if delivery.is_dead() { ChartTone::Bad } else { ChartTone::Off };
     let title = format!("{} at {}", delivery.state_words(), time(finished_at));
-    timeline.moments.push(across(finished_at.max(since), tone, &delivery.state.clone(), title));
+    timeline.moments.push(across(finished_at.max(since), tone, delivery.state.as_str(), title));
 }
 
 fn add_wait(timeline: &mut Timeline, from: Timestamp, to: Timestamp, tone: ChartTone, label: &str) {

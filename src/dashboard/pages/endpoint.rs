@@ -16,7 +16,10 @@ use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
+use crate::dashboard::shown_delivery::state_mark;
 use crate::dashboard::words;
+use crate::model::delivery::{DeliveryState, WaitingFor};
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
 /// Most attempts of the retry schedule that are drawn.
@@ -42,8 +45,8 @@ struct RecentDelivery {
     id: String,
     tenant: String,
     event_type: String,
-    state: String,
-    waiting_for: Option<String>,
+    state: DeliveryState,
+    waiting_for: Option<WaitingFor>,
     in_flight: bool,
     attempts: u64,
     created_at: Timestamp,
@@ -262,19 +265,14 @@ impl EndpointPage {
 
 impl RecentDelivery {
     fn class(&self) -> &'static str {
-        match self.state.as_str() {
-            "delivered" => "mark-good",
-            "dead" => "mark-bad",
-            "cancelled" => "mark-off",
-            _ => "mark-calm",
-        }
+        state_mark(self.state)
     }
 
     fn state_words(&self) -> String {
         match &self.waiting_for {
             _ if self.in_flight => "in flight".to_owned(),
-            Some(held) => format!("waiting: {held}"),
-            None => self.state.clone(),
+            Some(held) => format!("waiting: {}", held.as_str()),
+            None => self.state.as_str().to_owned(),
         }
     }
 

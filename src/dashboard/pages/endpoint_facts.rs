@@ -7,6 +7,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::dashboard::words;
+use crate::model::endpoint::EndpointState;
+use crate::model::endpoint_event::Actor;
+use crate::model::health::BreakerState;
+use crate::model::named_enum::NamedEnum;
 
 /// Longest name of an endpoint in a list, in characters.
 const NAME_CHARS_MAX: usize = 80;
@@ -48,13 +52,13 @@ pub struct EndpointSummary {
     #[serde(default)]
     pub capped: BTreeMap<String, String>,
     /// Whether it is called.
-    pub state: String,
+    pub state: EndpointState,
     /// Why it is in this state.
     pub state_reason: Option<String>,
     /// Moment at which the state began.
     pub state_since: Timestamp,
     /// Who changed the state.
-    pub state_by: Option<String>,
+    pub state_by: Option<Actor>,
     /// Its breaker and its backlog.
     pub health: BreakerFacts,
     /// End of the break that its receiver asked for.
@@ -87,7 +91,7 @@ pub struct CallTimeouts {
 #[derive(Debug, Clone, Deserialize)]
 pub struct BreakerFacts {
     /// State of the breaker.
-    pub breaker: String,
+    pub breaker: BreakerState,
     /// Why it is open, or was.
     pub reason: Option<String>,
     /// Moment at which the state began.
@@ -123,50 +127,60 @@ impl EndpointSummary {
 
     /// Returns the class of the mark of its state.
     pub fn state_class(&self) -> &'static str {
-        match (self.state.as_str(), self.state_by.as_deref()) {
-            ("active", _) => "mark-good",
-            ("paused", Some("person")) => "mark-off",
-            _ => "mark-bad",
+        match (self.state, self.state_by) {
+            (EndpointState::Active, _) => "mark-good",
+            (EndpointState::Paused, Some(Actor::Person)) => "mark-off",
+            (EndpointState::Paused | EndpointState::Disabled, _) => "mark-bad",
         }
     }
 
     /// Returns its state in words.
     pub fn state_words(&self) -> String {
-        match (self.state.as_str(), self.state_by.as_deref()) {
-            ("paused", Some("gateway")) => "paused by the gateway".into(),
-            ("disabled", Some("receiver")) => "disabled by its receiver".into(),
-            (state, _) => state.to_owned(),
+        match (self.state, self.state_by) {
+            (EndpointState::Paused, Some(Actor::Gateway)) => "paused by the gateway".into(),
+            (EndpointState::Disabled, Some(Actor::Receiver)) => "disabled by its receiver".into(),
+            (state, _) => state.as_str().to_owned(),
         }
     }
 
     /// Returns the class of the mark of its breaker.
     pub fn breaker_class(&self) -> &'static str {
-        match self.health.breaker.as_str() {
-            "closed" => "mark-off",
-            "open" => "mark-bad",
-            _ => "mark-watch",
+        match self.health.breaker {
+            BreakerState::Closed => "mark-off",
+            BreakerState::Open => "mark-bad",
+            BreakerState::HalfOpen | BreakerState::Ramp => "mark-watch",
         }
     }
 
     /// Returns the state of its breaker in words.
     pub fn breaker_words(&self) -> &'static str {
-        match self.health.breaker.as_str() {
-            "closed" => "closed",
-            "open" => "open",
-            "half_open" => "probing",
-            "ramp" => "recovering",
-            _ => "not known",
+        match self.health.breaker {
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::HalfOpen => "probing",
+            BreakerState::Ramp => "recovering",
         }
+    }
+
+    /// Whether its breaker lets every request through.
+    pub fn is_breaker_closed(&self) -> bool {
+        self.health.breaker == BreakerState::Closed
     }
 
     /// Whether a person may close its breaker.
     pub fn is_breaker_open(&self) -> bool {
-        matches!(self.health.breaker.as_str(), "open" | "half_open")
+        matches!(self.health.breaker, BreakerState::Open | BreakerState::HalfOpen)
+    }
+
+    /// Whether it is neither paused nor disabled.
+    pub fn is_active(&self) -> bool {
+        self.state == EndpointState::Active
     }
 
     /// Whether it is in trouble, in whatever way.
     pub fn is_troubled(&self) -> bool {
-        self.state != "active" || self.health.breaker != "closed" || self.health.failing_since.is_some()
+        let is_held = !self.is_active() || !self.is_breaker_closed();
+        is_held || self.health.failing_since.is_some()
     }
 
     /// Says how it is, in a sentence for its page.
@@ -178,25 +192,25 @@ impl EndpointSummary {
             None => "how many deliveries wait is not known at the moment".to_owned(),
         };
         let reason = |reason: &Option<String>| reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
-        match (self.state.as_str(), self.health.breaker.as_str()) {
-            ("disabled", _) => {
+        match (self.state, self.health.breaker) {
+            (EndpointState::Disabled, _) => {
                 format!("Disabled{}. Nothing is sent until it is resumed; {held}.", reason(&self.state_reason))
             }
-            ("paused", _) => {
-                let by = if self.state_by.as_deref() == Some("gateway") { " by the gateway" } else { "" };
+            (EndpointState::Paused, _) => {
+                let by = if self.state_by == Some(Actor::Gateway) { " by the gateway" } else { "" };
                 format!("Paused{by}{}. Nothing is sent until it is resumed; {held}.", reason(&self.state_reason))
             }
-            (_, "open") if self.health.next_probe_at.is_none() => {
+            (_, BreakerState::Open) if self.health.next_probe_at.is_none() => {
                 format!(
                     "A person opened its breaker{}. It stays open until it is closed; {held}.",
                     reason(&self.health.reason)
                 )
             }
-            (_, "open") => {
+            (_, BreakerState::Open) => {
                 format!("Its breaker is open{}. One delivery at a time is tried; {held}.", reason(&self.health.reason))
             }
-            (_, "half_open") => format!("A probe is under way{}; {held}.", reason(&self.health.reason)),
-            (_, "ramp") => format!(
+            (_, BreakerState::HalfOpen) => format!("A probe is under way{}; {held}.", reason(&self.health.reason)),
+            (_, BreakerState::Ramp) => format!(
                 "It recovers: at most {} of {} requests are open at once for now, and the number doubles as they succeed.",
                 words::count(self.health.max_in_flight_now),
                 words::count(self.max_in_flight)
@@ -226,7 +240,7 @@ impl EndpointSummary {
     /// Says what its last answers were, for a list.
     pub fn last_answers(&self) -> String {
         match (&self.health.failing_since, &self.health.reason) {
-            (_, Some(reason)) if self.health.breaker != "closed" => words_only(reason, 120),
+            (_, Some(reason)) if !self.is_breaker_closed() => words_only(reason, 120),
             (Some(_), _) => in_a_row(self.health.consecutive_failures.max(self.health.consecutive_refusals)),
             (None, _) => "well".to_owned(),
         }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::dead_letter_filter::query;
 use super::endpoint_labels::{EndpointLabel, labels_in};
-use super::recovery_words::{self, counted, job_mark, kind_of, kind_verb, pace};
+use super::recovery_words::{counted, job_mark, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
@@ -16,7 +16,7 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
 use crate::model::id::TenantId;
-use crate::model::job::{JobFilter, JobKind};
+use crate::model::job::{JobFilter, JobKind, JobState, LeftOut};
 use crate::model::named_enum::NamedEnum;
 
 #[derive(Deserialize)]
@@ -29,8 +29,8 @@ struct FoundJobs {
 struct FoundJob {
     id: String,
     tenant: String,
-    kind: String,
-    state: String,
+    kind: JobKind,
+    state: JobState,
     filter: JobFilter,
     matched: u64,
     is_exact: bool,
@@ -51,7 +51,7 @@ struct FoundJob {
 
 #[derive(Deserialize)]
 struct FoundLeftOut {
-    why: String,
+    why: LeftOut,
     count: u64,
 }
 
@@ -73,19 +73,27 @@ struct FoundJobEndpoint {
 
 impl FoundJob {
     fn verb(&self) -> &'static str {
-        kind_verb(kind_of(&self.kind))
+        kind_verb(self.kind)
     }
 
     fn mark(&self) -> &'static str {
-        job_mark(&self.state)
+        job_mark(self.state)
     }
 
     fn is_sending(&self) -> bool {
-        kind_of(&self.kind).is_sending()
+        self.kind.is_sending()
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.state.as_str(), "finished" | "cancelled" | "failed")
+        self.state.is_over()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.state == JobState::Paused
+    }
+
+    fn is_queued(&self) -> bool {
+        self.state == JobState::Queued
     }
 
     fn is_of_all(&self) -> bool {
@@ -139,7 +147,7 @@ impl FoundJob {
 
     /// Says in words what the job takes.
     fn taken(&self) -> String {
-        taken(kind_of(&self.kind), &self.filter)
+        taken(self.kind, &self.filter)
     }
 }
 

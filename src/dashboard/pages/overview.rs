@@ -20,6 +20,8 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::attention::{AttentionKind, Severity};
+use crate::model::named_enum::NamedEnum;
 
 /// Most rows of the list of what needs attention.
 const ATTENTION_SHOWN: usize = 20;
@@ -27,10 +29,6 @@ const ATTENTION_SHOWN: usize = 20;
 const MAPPED_MAX: usize = 30;
 /// Look-ups of endpoints that run at once.
 const AT_ONCE: usize = 8;
-/// Kinds of trouble that are the gateway's own.
-const OWN_TROUBLE: [&str; 5] = ["store_failing", "disk_low", "node_missing", "behind", "clock_off"];
-/// Kinds of trouble in which an endpoint gets nothing, or fails.
-const FAILING: [&str; 4] = ["breaker_open", "failing", "auto_paused", "disabled"];
 
 #[derive(Deserialize)]
 struct AttentionList {
@@ -40,8 +38,8 @@ struct AttentionList {
 
 #[derive(Deserialize)]
 struct AttentionRow {
-    kind: String,
-    severity: String,
+    kind: AttentionKind,
+    severity: Severity,
     tenant: Option<String>,
     endpoint: Option<String>,
     since: Option<Timestamp>,
@@ -52,8 +50,12 @@ struct AttentionRow {
 }
 
 impl AttentionRow {
+    fn is_critical(&self) -> bool {
+        self.severity == Severity::Critical
+    }
+
     fn kind_words(&self) -> String {
-        self.kind.replace('_', " ")
+        self.kind.as_str().replace('_', " ")
     }
 }
 
@@ -189,12 +191,12 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 /// Says in one sentence whether all is well, and if not, where.
 fn verdict(attention: &[AttentionRow], dead_letters: u64) -> String {
     let mut said = Vec::new();
-    if let Some(own) = attention.iter().find(|row| OWN_TROUBLE.contains(&row.kind.as_str())) {
+    if let Some(own) = attention.iter().find(|row| row.kind.is_of_gateway()) {
         said.push(format!("the gateway itself needs help ({})", own.reason));
     }
     // An endpoint may be named for several reasons.
     let mut failing: BTreeMap<&str, u64> = BTreeMap::new();
-    for row in attention.iter().filter(|row| FAILING.contains(&row.kind.as_str())) {
+    for row in attention.iter().filter(|row| row.kind.is_of_failing_endpoint()) {
         let held = failing.entry(row.endpoint.as_deref().unwrap_or_default()).or_default();
         *held = (*held).max(row.waiting.unwrap_or(0));
     }
@@ -433,10 +435,10 @@ impl SloFacts {
 mod tests {
     use super::*;
 
-    fn row(kind: &str, endpoint: Option<&str>, waiting: Option<u64>) -> AttentionRow {
+    fn row(kind: AttentionKind, endpoint: Option<&str>, waiting: Option<u64>) -> AttentionRow {
         AttentionRow {
-            kind: kind.into(),
-            severity: "warning".into(),
+            kind,
+            severity: Severity::Warning,
             tenant: endpoint.map(|_| "acme".into()),
             endpoint: endpoint.map(str::to_owned),
             since: None,
@@ -452,21 +454,24 @@ mod tests {
         assert_eq!(verdict(&[], 0), "Everything is well.");
         assert_eq!(verdict(&[], 2), "Everything is well. 2 dead letters wait for a decision.");
         let rows = [
-            row("breaker_open", Some("ep_1"), Some(1_200)),
-            row("dead_growing", Some("ep_1"), None),
-            row("failing", Some("ep_1"), Some(1_200)),
-            row("disabled", Some("ep_2"), Some(4)),
+            row(AttentionKind::BreakerOpen, Some("ep_1"), Some(1_200)),
+            row(AttentionKind::DeadGrowing, Some("ep_1"), None),
+            row(AttentionKind::Failing, Some("ep_1"), Some(1_200)),
+            row(AttentionKind::Disabled, Some("ep_2"), Some(4)),
         ];
         assert_eq!(verdict(&rows, 9), "2 endpoints are failing, 1,204 deliveries are held; nothing is lost.");
         assert_eq!(verdict(&rows[1..2], 9), "1 thing needs a look; nothing is lost.");
-        let own = [row("disk_low", None, None)];
+        let own = [row(AttentionKind::DiskLow, None, None)];
         assert_eq!(verdict(&own, 0), "The gateway itself needs help (the disk is full); nothing is lost.");
     }
 
     #[test]
     fn the_worst_are_named_once() {
-        let rows =
-            [row("breaker_open", Some("ep_1"), None), row("failing", Some("ep_1"), None), row("disk_low", None, None)];
+        let rows = [
+            row(AttentionKind::BreakerOpen, Some("ep_1"), None),
+            row(AttentionKind::Failing, Some("ep_1"), None),
+            row(AttentionKind::DiskLow, None, None),
+        ];
         let counted = [FailingEndpoint { tenant: "acme".into(), endpoint: "ep_2".into() }];
         let pair = |id: &str| ("acme".to_owned(), id.to_owned());
         assert_eq!(worst(&rows, &counted), [pair("ep_1"), pair("ep_2")]);

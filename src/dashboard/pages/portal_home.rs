@@ -16,6 +16,7 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::endpoint::EndpointState;
 
 #[derive(Deserialize)]
 struct CustomerAttention {
@@ -73,7 +74,7 @@ struct CustomerEndpoints {
 #[derive(Deserialize)]
 struct CustomerEndpoint {
     id: String,
-    state: String,
+    state: EndpointState,
     #[serde(default)]
     description: String,
 }
@@ -111,7 +112,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     )?;
     let delivered = figures.data.iter().map(|point| point.ended.delivered).sum();
     let dead_today = figures.data.iter().map(|point| point.ended.dead.values().sum::<u64>()).sum();
-    let held = endpoints.data.iter().filter(|endpoint| endpoint.state != "active").count();
+    let held = endpoints.data.iter().filter(|endpoint| endpoint.state != EndpointState::Active).count();
     let verdict = verdict(endpoints.data.len(), held, &attention.data, delivered, dead_today);
     let is_well = attention.data.is_empty() && held == 0 && dead_today == 0;
     let chart = draw(&figures, from);

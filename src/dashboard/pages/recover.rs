@@ -9,14 +9,14 @@ use serde::Deserialize;
 
 use super::endpoint_labels::{EndpointLabel, labels_in};
 use super::recover_form::RecoverForm;
-use super::recovery_words::{self, counted, kind_verb, left_out_words, pace};
+use super::recovery_words::{self, counted, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::{FieldFault, PageError};
 use crate::dashboard::words;
-use crate::model::job::JobKind;
+use crate::model::job::{JobKind, LeftOut};
 use crate::model::span::Span;
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ struct PreviewedEndpoint {
 
 #[derive(Deserialize)]
 struct PreviewedLeftOut {
-    why: String,
+    why: LeftOut,
     count: u64,
 }
 
@@ -240,7 +240,7 @@ fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<Strin
         said.push(format!(
             "{}: {}.",
             counted(left_out.count, "delivery would stay as it is", "deliveries would stay as they are"),
-            left_out_words(&left_out.why)
+            left_out.why.meaning()
         ));
     }
     if let Some(looked_at) = preview.looked_at {

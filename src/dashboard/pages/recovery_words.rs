@@ -1,6 +1,6 @@
 //! The words of dead letters and jobs: answers, kinds, what stays out.
 
-use crate::model::job::JobKind;
+use crate::model::job::{JobKind, JobState};
 use crate::model::named_enum::NamedEnum;
 
 /// Returns what a last answer often means for the one who has to mend it.
@@ -23,21 +23,7 @@ pub fn answer_hint(answer: &str) -> Option<&'static str> {
     Some(hint)
 }
 
-/// Returns why a job leaves deliveries as they are.
-pub fn left_out_words(why: &str) -> &str {
-    match why {
-        "overtaken" => "their lane has moved past them, so that later events may have arrived",
-        "expunged" => "the event's data was expunged",
-        "damaged" => "what is stored of them is damaged",
-        "endpoint_deleted" => "their endpoint was deleted",
-        "too_old" => "they are older than asked for",
-        "already_got" => "the endpoint has had the event",
-        "wrong_state" => "their state changed meanwhile, or a request is open",
-        other => other,
-    }
-}
-
-/// Reads the kind of a job; replay if nothing is said.
+/// Reads the kind of a job that a form names; replay if nothing is said.
 pub fn kind_of(text: &str) -> JobKind {
     JobKind::ALL.iter().copied().find(|kind| kind.as_str() == text).unwrap_or(JobKind::Replay)
 }
@@ -55,13 +41,13 @@ pub fn kind_verb(kind: JobKind) -> &'static str {
 }
 
 /// Returns the class of the mark for a job's state.
-pub fn job_mark(state: &str) -> &'static str {
+pub fn job_mark(state: JobState) -> &'static str {
     match state {
-        "running" => "calm",
-        "finished" => "good",
-        "failed" => "bad",
-        "queued" | "paused" => "watch",
-        _ => "off",
+        JobState::Running => "calm",
+        JobState::Finished => "good",
+        JobState::Failed => "bad",
+        JobState::Queued | JobState::Paused => "watch",
+        JobState::Cancelled => "off",
     }
 }
 
@@ -82,17 +68,13 @@ pub fn pace(per_second: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::job::{JobState, LeftOut};
 
     #[test]
-    fn every_cause_kind_state_and_reason_has_words() {
-        for why in LeftOut::ALL {
-            assert_ne!(left_out_words(why.as_str()), why.as_str());
-        }
+    fn every_kind_and_state_has_words() {
         for kind in JobKind::ALL {
             assert_eq!((kind_of(kind.as_str()), kind_verb(*kind).to_lowercase()), (*kind, kind.as_str().to_owned()));
         }
-        let marks: Vec<&str> = JobState::ALL.iter().map(|state| job_mark(state.as_str())).collect();
+        let marks: Vec<&str> = JobState::ALL.iter().map(|state| job_mark(*state)).collect();
         assert_eq!(marks, ["calm", "watch", "good", "off", "watch", "bad"]);
         assert_eq!(
             (pace(125.0), pace(0.5), pace(2.25), pace(1_250.4)),
