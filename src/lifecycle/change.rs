@@ -23,24 +23,30 @@ pub async fn change_delivery(
     id: DeliveryId,
     change: DeliveryChange,
 ) -> Result<()> {
-    if change == DeliveryChange::RetryNow {
-        refuse_in_flight(gateway, tenant, id).await?;
+    match change {
+        DeliveryChange::RetryNow => refuse_in_flight(gateway, tenant, id).await?,
+        DeliveryChange::Cancel | DeliveryChange::Replay | DeliveryChange::Discard => {}
     }
     let now = gateway.clock.now();
     let changed = gateway.store.change(by, tenant, id, change, now).await?;
     gateway.dispatcher.delivery_changed(changed.endpoint, id, changed.due_at);
     gateway.dispatcher.admit(changed.freed);
     gateway.notifier.operational_events_written(&changed.operational_events);
-    if change == DeliveryChange::Cancel {
-        gateway.metrics.cancelled(1);
-        gateway.dispatcher.count_cancelled(tenant, changed.endpoint, 1);
-    }
-    if change == DeliveryChange::Replay {
-        // Its time limit starts again, and may be short.
-        gateway.expiry.schedule_check(now);
-    }
     let (endpoint, due_at) = (changed.endpoint, changed.due_at);
-    let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew: change == DeliveryChange::Replay };
+    let is_anew = match change {
+        DeliveryChange::Cancel => {
+            gateway.metrics.cancelled(1);
+            gateway.dispatcher.count_cancelled(tenant, endpoint, 1);
+            false
+        }
+        DeliveryChange::Replay => {
+            // Its time limit starts again, and may be short.
+            gateway.expiry.schedule_check(now);
+            true
+        }
+        DeliveryChange::RetryNow | DeliveryChange::Discard => false,
+    };
+    let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew };
     // If the shard changed owner meanwhile, the new owner has read the change
     // from the store.
     node_questions::ask(gateway, tenant, endpoint, &question).await.map(|_| ())

@@ -201,7 +201,7 @@ fn job_step(
         kind: job.spec.kind,
         condition: ChangeCondition {
             state: Some(job.spec.state()),
-            is_unpassed: job.spec.kind == JobKind::Replay && !job.spec.even_overtaken,
+            is_unpassed: job.spec.kind.respects_lanes() && !job.spec.even_overtaken,
         },
         before: part.clone(),
         after: picked.after.or(part.after),
@@ -242,15 +242,15 @@ pub fn running_max(gateway: &Gateway, tenant: &TenantId) -> u32 {
 
 /// Puts a step in force that is durable.
 fn put_in_force(gateway: &Gateway, job: &Job, part: &JobPart, advanced: JobAdvanced) {
-    if job.spec.kind == JobKind::Cancel {
-        gateway.metrics.cancelled(advanced.changed.len() as u64);
-    }
-    let is_fresh = matches!(job.spec.kind, JobKind::Replay | JobKind::Backfill);
-    if is_fresh && !advanced.changed.is_empty() {
-        gateway.expiry.schedule_check(gateway.clock.now());
-    }
-    if job.spec.kind == JobKind::Cancel {
-        gateway.dispatcher.count_cancelled(&part.tenant, part.endpoint, advanced.changed.len() as u64);
+    let count = advanced.changed.len() as u64;
+    match job.spec.kind {
+        JobKind::Cancel => {
+            gateway.metrics.cancelled(count);
+            gateway.dispatcher.count_cancelled(&part.tenant, part.endpoint, count);
+        }
+        // Their time limits start again, and may be short.
+        JobKind::Replay | JobKind::Backfill if count > 0 => gateway.expiry.schedule_check(gateway.clock.now()),
+        JobKind::Replay | JobKind::Backfill | JobKind::Retry | JobKind::Discard | JobKind::Purge => {}
     }
     let changed: Vec<_> = advanced.changed.iter().map(|(id, changed)| (*id, changed.due_at)).collect();
     gateway.dispatcher.deliveries_changed(part.endpoint, &changed);

@@ -65,6 +65,15 @@ impl JobKind {
         }
     }
 
+    /// Whether it leaves out what its lane has moved past, unless that was asked for: only
+    /// a replay sends such a delivery after later ones.
+    pub fn respects_lanes(self) -> bool {
+        match self {
+            Self::Replay => true,
+            Self::Retry | Self::Discard | Self::Cancel | Self::Backfill | Self::Purge => false,
+        }
+    }
+
     /// Whether receivers are called because of it, so that it goes at a pace and
     /// follows each delivery to its end.
     pub fn is_sending(self) -> bool {
