@@ -245,6 +245,40 @@ macro_rules! insert {
 }
 pub(crate) use insert;
 
+/// Declares what an update of one row of a table of SQLite writes. Each field
+/// has its assignment, and `key` finds the row. `SQL` is the statement, and
+/// `update` runs it.
+macro_rules! update {
+    (
+        $(#[$doc:meta])*
+        $vis:vis struct $name:ident of $table:literal by $key:literal {
+            $($(#[$field_doc:meta])* $field:ident: $type:ty = $assignment:literal,)*
+        }
+    ) => {
+        $(#[$doc])*
+        $vis struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl $name {
+            /// The statement that writes it.
+            pub const SQL: &'static str = $crate::store::row::joined!(
+                ""; "UPDATE ", $table, " SET ", $crate::store::row::joined!(", "; $($assignment),*), " WHERE ", $key, " = ?"
+            );
+
+            /// Writes to the row with this key. Returns the number of rows that were written.
+            pub fn update(&self, db: &rusqlite::Connection, key: i64) -> rusqlite::Result<usize> {
+                let statement = &mut db.prepare_cached(Self::SQL)?;
+                let next = &mut 1;
+                $($crate::store::row::SqliteParameters::bind(&self.$field, statement, next)?;)*
+                $crate::store::row::SqliteParameters::bind(&key, statement, next)?;
+                statement.raw_execute()
+            }
+        }
+    };
+}
+pub(crate) use update;
+
 /// Declares a [`Batch`] of a row, and with `of new` the row itself.
 macro_rules! batch {
     (
@@ -342,6 +376,14 @@ mod tests {
         }
     }
 
+    update! {
+        /// An update, in another order than the table's.
+        struct ThingUpdate of "things" by "no" {
+            right: Option<String> = "right = ?",
+            left: i64 = "left = left + ?",
+        }
+    }
+
     #[test]
     fn each_column_is_written_and_read_under_its_own_name() {
         let db = rusqlite::Connection::open_in_memory().unwrap();
@@ -350,5 +392,9 @@ mod tests {
         assert_eq!((thing.insert(&db).unwrap(), thing.insert(&db).unwrap()), (1, 0), "the second is known");
         let Whole { no, pair, sum } = db.query_row(Whole::SQL, [3], Whole::read).unwrap();
         assert_eq!((no, pair.left, pair.right.as_deref(), sum), (3, 7, Some("r"), 10));
+        let update = ThingUpdate { right: Some("s".into()), left: 2 };
+        assert_eq!((update.update(&db, 3).unwrap(), update.update(&db, 4).unwrap()), (1, 0), "there is no fourth");
+        let Whole { pair, .. } = db.query_row(Whole::SQL, [3], Whole::read).unwrap();
+        assert_eq!((pair.left, pair.right.as_deref()), (9, Some("s")));
     }
 }

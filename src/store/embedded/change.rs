@@ -114,13 +114,13 @@ fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqli
         RowChange::Replay { due_at, expires_at, expiry_check_at } => {
             let (expires_at, expiry_check_at) = (expires_at.map(millis), expiry_check_at.map(millis));
             db.execute(
-                "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
+                "UPDATE deliveries SET state = ?5, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
                      attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
                      internal_errors = 0, internal_error = NULL,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
                      expires_at = ?2, expiry_check_at = ?3
                  WHERE no = ?4",
-                params![millis(*due_at), expires_at, expiry_check_at, no],
+                params![millis(*due_at), expires_at, expiry_check_at, no, state_code(DeliveryState::Waiting)],
             )?;
         }
         RowChange::Cancel { cause } => {

@@ -17,10 +17,10 @@ use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::store::delivery_columns::PlanColumns;
 use crate::store::plan::lane::{LaneMember, LaneStep};
-use crate::store::plan::settle::{BudgetChange, SettlePlan, plan};
+use crate::store::plan::settle::{BudgetChange, DeadLetterChange, SettlePlan, plan};
 use crate::store::plan::{DeliveryRow, Transition};
 use crate::store::progress_columns::ProgressColumns;
-use crate::store::row::{SqliteColumns, row};
+use crate::store::row::{SqliteColumns, row, update};
 use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
 
 mod first_success;
@@ -42,10 +42,10 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     };
     let plan = plan(&found.row, settlement);
     write(transaction.db, &found, &plan, settlement.now)?;
-    if plan.effects.died.is_some() {
-        dead_letters::note(transaction.db, found.no)?;
-    } else if found.row.state == DeliveryState::Dead {
-        note_late_answer(transaction.db, found.no, &plan)?;
+    match plan.dead_letter(&found.row) {
+        DeadLetterChange::None => {}
+        DeadLetterChange::Write => dead_letters::note(transaction.db, found.no)?,
+        DeadLetterChange::Delete => dead_letters::forget(transaction.db, found.no)?,
     }
     if plan.waiting != 0 {
         transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
@@ -75,16 +75,6 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     }
     effects.operational_events = std::mem::take(&mut transaction.operational_events);
     Ok(effects)
-}
-
-/// Notes what an answer that came after the death changes: it may be another
-/// answer, or a success.
-fn note_late_answer(db: &Connection, no: i64, plan: &SettlePlan<'_>) -> rusqlite::Result<()> {
-    match plan.transition {
-        Transition::End { .. } => dead_letters::forget(db, no),
-        Transition::Stay | Transition::Wait { .. } if plan.attempt.is_some() => dead_letters::note(db, no),
-        Transition::Stay | Transition::Wait { .. } => Ok(()),
-    }
 }
 
 row! {
@@ -133,7 +123,7 @@ fn write(db: &Connection, found: &DeliveryToSettle, plan: &SettlePlan<'_>, now: 
     match &plan.budget {
         BudgetChange::Charge { progress, started_at, expiry_check_at } => {
             let budget = ProgressColumns::from(*progress);
-            write_charged(db, found.no, &state, &budget, *started_at)?;
+            ChargedDelivery::of(&state, &budget, *started_at).update(db, found.no)?;
             // Apart from the rest, since what is delivered at once needs none of it.
             if found.stored.is_watched || matches!(plan.transition, Transition::Wait { .. }) {
                 write_expiry_check(db, found.no, *expiry_check_at, &budget)?;
@@ -202,36 +192,41 @@ fn write_state(db: &Connection, found: &DeliveryToSettle, columns: &StateColumns
     Ok(())
 }
 
-/// Writes the state and the budget in one update: the way of every attempt.
-fn write_charged(
-    db: &Connection,
-    no: i64,
-    columns: &StateColumns,
-    budget: &ProgressColumns,
-    started_at: Timestamp,
-) -> rusqlite::Result<()> {
-    db.prepare_cached(
-        "UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ?, attempts = ?, attempts_before = ?,
-             age_from = ?, held_before = ?, not_found = ?, no_such_name = ?, forbidden_target = ?,
-             first_attempt_at = coalesce(first_attempt_at, ?)
-         WHERE no = ?",
-    )?
-    .execute(params![
-        columns.state,
-        columns.cause,
-        columns.due_at,
-        columns.finished_at,
-        budget.attempts,
-        budget.attempts_before,
-        budget.age_from,
-        budget.held_before,
-        budget.not_found,
-        budget.no_such_name,
-        budget.forbidden_target,
-        millis(started_at),
-        no,
-    ])?;
-    Ok(())
+update! {
+    /// The state and the budget in one update: the way of every attempt.
+    struct ChargedDelivery of "deliveries" by "no" {
+        state: i64 = "state = ?",
+        cause: Option<i64> = "cause = ?",
+        due_at: i64 = "due_at = ?",
+        finished_at: Option<i64> = "finished_at = ?",
+        attempts: i32 = "attempts = ?",
+        attempts_before: i32 = "attempts_before = ?",
+        age_from: Option<i64> = "age_from = ?",
+        held_before: i64 = "held_before = ?",
+        not_found: i32 = "not_found = ?",
+        no_such_name: i32 = "no_such_name = ?",
+        forbidden_target: i32 = "forbidden_target = ?",
+        started_at: i64 = "first_attempt_at = coalesce(first_attempt_at, ?)",
+    }
+}
+
+impl ChargedDelivery {
+    fn of(columns: &StateColumns, budget: &ProgressColumns, started_at: Timestamp) -> Self {
+        Self {
+            state: columns.state,
+            cause: columns.cause,
+            due_at: columns.due_at,
+            finished_at: columns.finished_at,
+            attempts: budget.attempts,
+            attempts_before: budget.attempts_before,
+            age_from: budget.age_from,
+            held_before: budget.held_before,
+            not_found: budget.not_found,
+            no_such_name: budget.no_such_name,
+            forbidden_target: budget.forbidden_target,
+            started_at: millis(started_at),
+        }
+    }
 }
 
 /// Writes when to look whether its time is over, and the delay that the next

@@ -9,6 +9,8 @@ use rusqlite::{OptionalExtension, params};
 use tracing::error;
 
 use super::EmbeddedStore;
+use super::rows::state_code;
+use crate::model::delivery::DeliveryState;
 use crate::store::Result;
 
 const ROWS_PER_STEP: i64 = 1_000;
@@ -62,9 +64,16 @@ fn step(db: &rusqlite::Connection, place: SweepPosition) -> rusqlite::Result<Opt
         return Ok(Some(SweepPosition { endpoint, after: 0 }));
     };
     db.execute(
-        "UPDATE deliveries SET state = 3, finished_at = ?, passed = 1, behind = 0, expiry_check_at = NULL, urgent = 0
-         WHERE endpoint = ? AND no > ? AND no <= ? AND state = 0",
-        params![deleted_at, endpoint, after, last],
+        "UPDATE deliveries SET state = ?, finished_at = ?, passed = 1, behind = 0, expiry_check_at = NULL, urgent = 0
+         WHERE endpoint = ? AND no > ? AND no <= ? AND state = ?",
+        params![
+            state_code(DeliveryState::Cancelled),
+            deleted_at,
+            endpoint,
+            after,
+            last,
+            state_code(DeliveryState::Waiting)
+        ],
     )?;
     Ok(Some(SweepPosition { endpoint, after: last }))
 }

@@ -37,6 +37,18 @@ pub struct SettlePlan<'a> {
     pub effects: SettleEffects,
 }
 
+/// What a settlement changes about the row of a dead letter, in a store that keeps
+/// such rows beside those of the deliveries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeadLetterChange {
+    /// There is none, or it stays as it is.
+    None,
+    /// It is written, with the last answer.
+    Write,
+    /// It is deleted: the delivery is no longer dead.
+    Delete,
+}
+
 /// What an attempt changes about the budget of its delivery.
 #[derive(Debug, PartialEq)]
 pub enum BudgetChange<'a> {
@@ -72,6 +84,18 @@ impl SettlePlan<'_> {
             waiting: 0,
             update: None,
             effects: SettleEffects { due_again_at, ..effects },
+        }
+    }
+
+    /// Returns what becomes of the dead letter's row, if the delivery had this row. An
+    /// answer that comes after the death may be another one, or a success.
+    pub fn dead_letter(&self, row: &DeliveryRow) -> DeadLetterChange {
+        match self.transition {
+            _ if self.effects.died.is_some() => DeadLetterChange::Write,
+            _ if row.state != DeliveryState::Dead => DeadLetterChange::None,
+            Transition::End { .. } => DeadLetterChange::Delete,
+            Transition::Stay | Transition::Wait { .. } if self.attempt.is_some() => DeadLetterChange::Write,
+            Transition::Stay | Transition::Wait { .. } => DeadLetterChange::None,
         }
     }
 
@@ -212,6 +236,21 @@ mod tests {
     fn settlement(outcome: ClaimOutcome) -> Settlement {
         let (id, endpoint) = (DeliveryId(uuid::Uuid::nil()), EndpointId(uuid::Uuid::nil()));
         Settlement { id, endpoint, now: at(9_000), outcome }
+    }
+
+    #[test]
+    fn the_row_of_a_dead_letter_follows_its_delivery() {
+        let dead = DeliveryRow { state: DeliveryState::Dead, cause: Some(DeadCause::Exhausted), ..waiting() };
+        let plan_of = |row: &DeliveryRow, transition, died| {
+            let effects = SettleEffects { died, ..SettleEffects::default() };
+            SettlePlan { transition, ..SettlePlan::nothing(row, effects) }.dead_letter(row)
+        };
+        let ended = |state| Transition::End { state, cause: None };
+        let died = plan_of(&waiting(), ended(DeliveryState::Dead), Some(DeadCause::Gone));
+        assert_eq!(died, DeadLetterChange::Write);
+        assert_eq!(plan_of(&waiting(), ended(DeliveryState::Delivered), None), DeadLetterChange::None);
+        assert_eq!(plan_of(&dead, ended(DeliveryState::Delivered), None), DeadLetterChange::Delete);
+        assert_eq!(plan_of(&dead, Transition::Stay, None), DeadLetterChange::None, "there is no other answer");
     }
 
     #[test]
