@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use super::contexts_file::{ContextsFile, GatewayContext, LocalGateway, reachable, server_url};
+use crate::store::durable_file::give_to_owner_of;
 
 /// Address of a gateway when nothing names another.
 const USUAL_SERVER: &str = "http://127.0.0.1:8400";
@@ -150,6 +151,7 @@ impl AddressFile {
     pub fn write(data: &Path, gateway: &LocalGateway) -> Option<Self> {
         let path = data.join(ADDRESS_FILE);
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).ok()?;
+        give_to_owner_of(data, &file).ok()?;
         // The file of another node on the same directory stays.
         file.try_lock().ok()?;
         file.set_len(0).ok()?;
@@ -157,6 +159,11 @@ impl AddressFile {
         let certificate = certificate.map(|file| format!("{}\n", file.display())).unwrap_or_default();
         file.write_all(format!("{}\n{certificate}", reachable(gateway.address)).as_bytes()).ok()?;
         Some(Self { path, _locked: file })
+    }
+
+    /// Whether a gateway has written the file and not removed it: it runs, or was killed.
+    pub fn is_there(data: &Path) -> bool {
+        data.join(ADDRESS_FILE).exists()
     }
 
     /// Returns the gateway that runs on this data directory.

@@ -44,6 +44,28 @@ impl fmt::Display for Size {
     }
 }
 
+/// A number of bytes for people, rounded to the largest decimal unit that fits: `734 MB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundedSize(pub u64);
+
+impl fmt::Display for RoundedSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1_000 {
+            return write!(f, "{} bytes", self.0);
+        }
+        let units = ["kB", "MB", "GB", "TB", "PB", "EB"];
+        let mut size = self.0 as f64 / 1_000.0;
+        let mut unit = 0;
+        // What would be rounded to 1000 of a unit is 1 of the next.
+        while size >= 999.5 && unit + 1 < units.len() {
+            size /= 1_000.0;
+            unit += 1;
+        }
+        let places = usize::from(size < 9.95);
+        write!(f, "{size:.places$} {}", units[unit])
+    }
+}
+
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -82,6 +104,23 @@ impl Visitor<'_> for AnySize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn people_are_told_two_or_three_digits_and_a_unit() {
+        for (bytes, said) in [
+            (0, "0 bytes"),
+            (999, "999 bytes"),
+            (1_000, "1.0 kB"),
+            (734_003_211, "734 MB"),
+            (999_499, "999 kB"),
+            (999_500, "1.0 MB"),
+            (9_949_999_999, "9.9 GB"),
+            (9_950_000_000, "10 GB"),
+            (u64::MAX, "18 EB"),
+        ] {
+            assert_eq!(RoundedSize(bytes).to_string(), said, "{bytes}");
+        }
+    }
 
     #[test]
     fn a_size_is_written_as_it_is_read() {

@@ -2,6 +2,7 @@
 //! was delivered before does not come again, and what is broken is noticed.
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -309,6 +310,69 @@ async fn a_restore_that_was_interrupted_is_finished_before_anything_else_opens_t
     assert!(is_done, "{report}");
     let gateway = gateway.restart().await;
     assert_eq!(gateway.list("/v1/tenants/default/events").await.len(), 5);
+}
+
+/// A user that a service may run as, and that owns nothing else.
+const SERVICE: u32 = 65_534;
+
+/// Everything in a folder that belongs to somebody else than the service.
+fn not_the_services(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let file = path.symlink_metadata().unwrap();
+        if file.is_dir() {
+            found.extend(not_the_services(&path));
+        }
+        if (file.uid(), file.gid()) != (SERVICE, SERVICE) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn what_root_backs_up_restores_and_rotates_stays_the_services_own() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can run a gateway as another user");
+        return;
+    }
+    let (data, elsewhere) = (Arc::new(tempfile::tempdir().unwrap()), tempfile::tempdir().unwrap());
+    std::fs::set_permissions(elsewhere.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The folder of the binary under test may be root's alone.
+    let (program, built) = (elsewhere.path().join("posthaste"), env!("CARGO_BIN_EXE_posthaste"));
+    std::fs::hard_link(built, &program).or_else(|_| std::fs::copy(built, &program).map(|_| ())).unwrap();
+    let backups = elsewhere.path().join("backups");
+    std::fs::create_dir(&backups).unwrap();
+    for folder in [data.path(), &backups] {
+        chown(folder, Some(SERVICE), Some(SERVICE)).unwrap();
+    }
+    let ids = [format!("--reuid={SERVICE}"), format!("--regid={SERVICE}")];
+    let runner = ["setpriv", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"];
+    let runner = runner.map(str::to_owned).into_iter().chain(ids).collect();
+    let options = Options { program: Some(program), runner, ..Options::default() };
+    let mut gateway = Gateway::start_in(data.clone(), options).await;
+    let receiver = Receiver::start().await;
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    gateway.send_many("e", "a.b", 5, |_| None).await;
+    receiver.wait_for(5).await;
+    assert!(gateway.terminate().await.success());
+
+    let (copy, data) = (backups.join("copy"), data.path());
+    for command in [
+        vec!["backup", text(&copy), "--data", text(data)],
+        vec!["restore", text(&copy), "--data", text(data)],
+        vec!["keys", "rotate", "--data", text(data)],
+        vec!["check-store", "--data", text(data)],
+        vec!["doctor", "--data", text(data), "--allow-egress", "127.0.0.0/8"],
+    ] {
+        let (is_done, told) = said(&command).await;
+        assert!(is_done, "{command:?}: {told}");
+    }
+    assert_eq!((not_the_services(data), not_the_services(&backups)), (Vec::new(), Vec::new()));
+    let gateway = gateway.restart().await;
+    gateway.send(json!({"id": "after", "type": "a.b", "data": 1})).await;
+    receiver.wait_for(6).await;
+    assert_eq!(gateway.list("/v1/tenants/default/events").await.len(), 6);
 }
 
 #[tokio::test]

@@ -9,14 +9,16 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use aws_lc_rs::digest;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{STORE_FILE, check};
 use crate::model::backup::{BackupManifest, MANIFEST_FILE, MANIFEST_FORMAT, PARTIAL_SUFFIX, StoreCounts};
 use crate::model::store_check::{CheckResult, CheckedPart};
-use crate::store::durable_file::{folder_of, put_in_place, rename, write_unnamed};
+use crate::store::durable_file::{
+    create_private_folder, folder_of, give_to_owner_of, put_in_place, rename, write_unnamed,
+};
 use crate::store::seal::Seal;
 
 /// Number of bytes that are read at a time.
@@ -42,19 +44,23 @@ impl PartialBackup {
             bail!("{} is there already; choose another name", folder.display());
         }
         let parent = folder_of(folder);
-        super::create_folder(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        let unwritable = |path: &Path, problem: std::io::Error| {
+            anyhow!("cannot create {} ({problem}); choose a folder that this user can write to", path.display())
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|problem| unwritable(parent, problem))?;
         remove_abandoned(parent);
         let mut partial = folder.as_os_str().to_owned();
         partial.push(PARTIAL_SUFFIX);
         let partial = PathBuf::from(partial);
-        match DirBuilder::new().mode(0o700).create(&partial) {
+        match create_private_folder(&partial) {
             Ok(()) => {}
             Err(problem) if problem.kind() == ErrorKind::AlreadyExists => {
                 bail!("{} is there already: another process is making this backup", partial.display())
             }
-            Err(problem) => return Err(problem).with_context(|| format!("cannot create {}", partial.display())),
+            Err(problem) => return Err(unwritable(&partial, problem)),
         }
         let lock = File::options().create_new(true).write(true).mode(0o600).open(partial.join(LOCK_FILE))?;
+        give_to_owner_of(&partial, &lock)?;
         lock.lock()?;
         Ok(Self { partial, folder: folder.to_owned(), is_complete: false, _lock: lock })
     }
@@ -68,7 +74,8 @@ impl PartialBackup {
     /// is done from another thread.
     pub fn open_target(&self) -> anyhow::Result<Connection> {
         let path = self.file();
-        File::options().create_new(true).write(true).mode(0o600).open(&path)?;
+        let file = File::options().create_new(true).write(true).mode(0o600).open(&path)?;
+        give_to_owner_of(&self.partial, &file)?;
         let db = Connection::open(&path)?;
         db.execute_batch(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA locking_mode = EXCLUSIVE;

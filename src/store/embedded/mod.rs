@@ -19,6 +19,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::Semaphore;
 
 use super::catalog_index::CatalogIndex;
+use super::durable_file::give_to_owner_of;
 use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
 use super::{Error, Result, migrations};
 use crate::metrics::CommitMetrics;
@@ -144,12 +145,13 @@ impl EmbeddedStore {
         let lock = lock(folder)?;
         let path = folder.join(STORE_FILE);
         // The file holds secrets and payloads. SQLite gives its log the same mode.
-        File::options()
+        let file = File::options()
             .create(true)
             .append(true)
             .mode(0o600)
             .open(&path)
             .with_context(|| format!("cannot write the store {}", path.display()))?;
+        give_to_owner_of(folder, file)?;
         sync_folder(folder);
         let db = recover::open(&path, durability)?;
         migrate(&db, &path)?;
@@ -268,6 +270,7 @@ fn lock_folder(folder: &Path) -> anyhow::Result<File> {
         .mode(0o600)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
+    give_to_owner_of(folder, &file)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => bail!(

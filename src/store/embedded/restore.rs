@@ -5,9 +5,8 @@
 //! everything else from opening the store while files are being exchanged, so that
 //! a killed restore leaves either the old store, the new one, or the mark.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -20,8 +19,8 @@ use super::backup_folder::{check_copy, compare_with_manifest, counts, open_copy,
 use super::{Durability, STORE_FILE, create_folder, lock_folder, recover};
 use crate::model::backup::BackupManifest;
 use crate::model::id::EndpointId;
-use crate::model::size::Size;
-use crate::store::durable_file::{put_in_place, rename, write_unnamed};
+use crate::model::size::RoundedSize;
+use crate::store::durable_file::{create_private_folder, give_to_owner_of, put_in_place, rename, write_unnamed};
 use crate::store::seal::{MissingKey, Seal};
 use crate::store::{migrations, move_mark};
 
@@ -139,8 +138,8 @@ fn refuse_without_space(data: &Path, bytes: u64) -> anyhow::Result<()> {
             "the disk of {} has {} left and the backup takes {}; the store that is there is replaced only when the copy \
              is checked, so make room, or move that store away first",
             data.display(),
-            Size(free),
-            Size(bytes)
+            RoundedSize(free),
+            RoundedSize(bytes)
         );
     }
     Ok(())
@@ -149,6 +148,7 @@ fn refuse_without_space(data: &Path, bytes: u64) -> anyhow::Result<()> {
 /// Copies the file into the data directory, without a name that means anything.
 fn copied(file: &Path, data: &Path) -> anyhow::Result<NamedTempFile> {
     let mut copy = tempfile::Builder::new().prefix(".restoring-").suffix(".db").tempfile_in(data)?;
+    give_to_owner_of(data, copy.as_file())?;
     let mut from = File::open(file)?;
     std::io::copy(&mut from, copy.as_file_mut()).with_context(|| format!("cannot copy {}", file.display()))?;
     copy.as_file().sync_all()?;
@@ -244,7 +244,7 @@ fn create_aside(data: &Path, now: Timestamp) -> anyhow::Result<PathBuf> {
     let name = format!("replaced-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     for n in 1.. {
         let path = data.join(if n == 1 { name.clone() } else { format!("{name}-{n}") });
-        match DirBuilder::new().mode(0o700).create(&path) {
+        match create_private_folder(&path) {
             Ok(()) => return Ok(path),
             Err(problem) if problem.kind() == ErrorKind::AlreadyExists => {}
             Err(problem) => return Err(problem).with_context(|| format!("cannot create {}", path.display())),
