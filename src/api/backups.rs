@@ -106,6 +106,7 @@ impl From<BackupRefusal> for Problem {
         let detail = refusal.to_string();
         match refusal {
             BackupRefusal::Shared | BackupRefusal::NoFolder => Self::new(ProblemCode::WrongState, detail),
+            BackupRefusal::Unwritable { .. } => Self::new(ProblemCode::WrongState, detail),
             BackupRefusal::Running(_) | BackupRefusal::Exists(_) => Self::new(ProblemCode::WrongState, detail),
             BackupRefusal::Name(_) => Self::field(ProblemCode::InvalidField, "/name", detail),
             BackupRefusal::NoSpace { .. } => Self::new(ProblemCode::StorageFull, detail),

@@ -16,7 +16,7 @@ use super::request::JsonBody;
 use crate::app::backup;
 use crate::config::{DirectoryPath, OptionalFilePath, PartialSettings, Settings};
 use crate::model::backup::BackupManifest;
-use crate::model::size::Size;
+use crate::model::size::RoundedSize;
 
 /// Interval at which the gateway is asked how far the backup is.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -134,7 +134,7 @@ fn told(folder: &str, bytes: u64, taken_at: &str, counts: &Value, problems: &[St
     let mut text = format!(
         "Backed up {} to {folder}, as of {taken_at}: {} events, {} deliveries ({} waiting, {} dead), {} endpoints of {} \
          tenants. The copy was checked.\nThe master key is not in it: keep a copy of that file in another place.",
-        Size(bytes),
+        RoundedSize(bytes),
         counts["events"],
         counts["deliveries"],
         counts["waiting"],

@@ -12,7 +12,7 @@ use tracing::{error, info};
 
 use crate::clock::Clock;
 use crate::model::backup::{BackupManifest, MANIFEST_FILE, PARTIAL_SUFFIX, backup_name, is_backup_name};
-use crate::model::size::Size;
+use crate::model::size::RoundedSize;
 use crate::store::backup::{BACK_UP_POSTGRES, CopyProgress, StoreCopier};
 
 /// Why a backup was not begun.
@@ -33,6 +33,17 @@ pub enum BackupRefusal {
     /// There is something of that name.
     #[error("there is a backup {0} already; choose another name")]
     Exists(String),
+    /// Nothing can be written to the folder.
+    #[error(
+        "backups cannot be written to {folder} ({why}); let the gateway's user write there (under systemd with \
+         ReadWritePaths=, see docs/backup.md), or choose another --backup-dir"
+    )]
+    Unwritable {
+        /// Folder of the backups.
+        folder: String,
+        /// What the system says.
+        why: String,
+    },
     /// The disk is too full for the copy.
     #[error(
         "the disk of {folder} has {free} left, and the backup needs {needed}; make room, or choose another --backup-dir"
@@ -41,9 +52,9 @@ pub enum BackupRefusal {
         /// Folder of the backups.
         folder: String,
         /// Free space there.
-        free: Size,
+        free: RoundedSize,
         /// Space that the copy and the reserve need.
-        needed: Size,
+        needed: RoundedSize,
     },
     /// The store cannot be read.
     #[error("{0}")]
@@ -135,7 +146,7 @@ impl Backups {
         }
         let store = self.store.as_ref().ok_or(BackupRefusal::Shared)?;
         let size = store.size().await.map_err(|problem| BackupRefusal::Unavailable(problem.to_string()))?;
-        self.refuse_without_space(&folder, size)?;
+        self.refuse_unfit(&folder, size)?;
         Ok(name)
     }
 
@@ -168,15 +179,14 @@ impl Backups {
         }
     }
 
-    fn refuse_without_space(&self, folder: &Path, size: u64) -> Result<(), BackupRefusal> {
-        let unreadable = |path: &Path, why: String| BackupRefusal::Unavailable(format!("{}: {why}", path.display()));
-        let mut builder = std::fs::DirBuilder::new();
-        builder
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|problem| unreadable(folder, problem.to_string()))?;
-        let disk = rustix::fs::statvfs(folder).map_err(|problem| unreadable(folder, problem.to_string()))?;
+    fn refuse_unfit(&self, folder: &Path, size: u64) -> Result<(), BackupRefusal> {
+        let unwritable = |problem: std::io::Error| BackupRefusal::Unwritable {
+            folder: folder.display().to_string(),
+            why: problem.to_string(),
+        };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unwritable)?;
+        tempfile::tempfile_in(folder).map_err(unwritable)?;
+        let disk = rustix::fs::statvfs(folder).map_err(|problem| unwritable(problem.into()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
         let reserve = if device(folder) == device(&self.reserve.1) { self.reserve.0 } else { 0 };
@@ -185,8 +195,8 @@ impl Backups {
         if free < needed {
             return Err(BackupRefusal::NoSpace {
                 folder: folder.display().to_string(),
-                free: Size(free),
-                needed: Size(needed),
+                free: RoundedSize(free),
+                needed: RoundedSize(needed),
             });
         }
         Ok(())
@@ -202,7 +212,7 @@ impl Backups {
                     backup = backup.name,
                     "backup {} is complete: {}, in {seconds} s",
                     backup.name,
-                    Size(manifest.bytes)
+                    RoundedSize(manifest.bytes)
                 );
                 for problem in &manifest.problems {
                     error!(

@@ -408,6 +408,26 @@ async fn a_backup_is_made_by_name_by_the_command_and_by_who_may() {
 }
 
 #[tokio::test]
+async fn a_folder_that_cannot_be_written_is_named_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    // Root is refused below a file, too.
+    let (file, to) = (folder.path().join("file"), folder.path().join("file/backups"));
+    std::fs::write(&file, "").unwrap();
+    let mut gateway = Gateway::start_with(Options::flags(&["--backup-dir", text(&to)])).await;
+    let refused = gateway.client.post_json("/v1/backups", &json!({"name": "x"})).await.expect(409);
+    let detail = refused["detail"].as_str().unwrap();
+    for words in ["wrong_state", text(&to), "ReadWritePaths=", "choose another --backup-dir"] {
+        assert!(refused.to_string().contains(words), "{words}: {refused}");
+    }
+    let output = to_gateway(&gateway, &["backup", "x"]).output().await.unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(4) && words.contains(detail), "{words}");
+    assert!(gateway.terminate().await.success());
+    let (is_done, words) = said(&["backup", text(&to.join("x")), "--data", text(&gateway.folder())]).await;
+    assert!(!is_done && words.contains(text(&to)) && words.contains("choose a folder"), "{words}");
+}
+
+#[tokio::test]
 async fn a_gateway_that_cannot_make_backups_says_what_to_do_instead() {
     let gateway = Gateway::start().await;
     let refused = gateway.client.post_json("/v1/backups", &json!({})).await.expect(409);

@@ -140,6 +140,7 @@ impl Installed {
         command
             .env("PATH", std::env::var("PATH").unwrap_or_default())
             .env("POSTHASTE_DATA", root.path("var/lib/posthaste"))
+            .env("POSTHASTE_BACKUP_DIR", root.path("var/backups/posthaste"))
             .env("POSTHASTE_LISTEN", listen.to_string())
             .env("POSTHASTE_HEALTH_LISTEN", format!("127.0.0.1:{}", free_port()))
             .env("POSTHASTE_ALLOW_EGRESS", "127.0.0.0/8")
@@ -185,8 +186,11 @@ async fn the_package_is_installed_started_upgraded_and_purged() {
     let data = root.path("var/lib/posthaste").metadata().unwrap();
     assert_eq!(data.mode() & 0o777, 0o700);
     assert_eq!(root.path("etc/posthaste").metadata().unwrap().mode() & 0o777, 0o750);
+    let backups = root.path("var/backups/posthaste").metadata().unwrap();
+    assert_eq!(backups.mode() & 0o777, 0o700);
     if is_root() {
         assert_eq!((data.uid(), data.gid()), root.user());
+        assert_eq!((backups.uid(), backups.gid()), root.user());
     }
 
     let gateway = Installed::start(&root).await;
@@ -195,6 +199,12 @@ async fn the_package_is_installed_started_upgraded_and_purged() {
     let event = json!({"id": "before", "type": "t", "data": 1});
     gateway.client.post_json("/v1/tenants/default/events", &event).await.expect(202);
     receiver.wait_for(1).await;
+    gateway.client.post_json("/v1/backups", &json!({"name": "first"})).await.expect(202);
+    eventually("the backup to be made", || async {
+        let backup = gateway.client.get("/v1/backups/first").await.expect(200);
+        if backup["state"] == "finished" { Ok(()) } else { Err(backup.to_string()) }
+    })
+    .await;
     gateway.stop().await;
 
     // An upgrade keeps what was accepted, and what the operator has changed.
@@ -223,7 +233,8 @@ async fn the_package_is_installed_started_upgraded_and_purged() {
     assert!(!root.has("etc/posthaste") && !root.has("etc/default/posthaste"));
     assert!(!root.has("etc/systemd/system/multi-user.target.wants/posthaste.service"));
     assert!(root.has("var/lib/posthaste/master-key"), "nobody has another copy of the key");
-    assert!(told.contains("has events and keys and is kept"), "{told}");
+    assert!(root.has("var/backups/posthaste/first/manifest.json"), "backups are the operator's to remove");
+    assert!(told.contains("has events and keys and is kept") && told.contains("has backups and is kept"), "{told}");
 }
 
 #[test]
@@ -263,6 +274,9 @@ fn the_package_has_what_the_binary_prints() {
         Command::new(&binary).args(["config", "--config"]).arg(there("etc/posthaste/posthaste.toml")).output();
     let settings = said(&settings.unwrap());
     assert!(settings.contains("data = \"/var/lib/posthaste\"  # file"), "{settings}");
+    // What the settings file names can be written under the unit, and is made by the package.
+    assert!(settings.contains("backup-dir = \"/var/backups/posthaste\"  # file"), "{settings}");
+    assert_eq!(unit()["ReadWritePaths"], ["-/var/backups/posthaste"]);
 }
 
 /// The settings of a unit, by name.
