@@ -26,6 +26,7 @@ use crate::store::seal::Seal;
 use crate::store::{PageRequest, TokenScope};
 use catalog::CatalogFacts;
 
+mod backup_folder;
 mod catalog;
 mod files;
 mod machine;
@@ -175,9 +176,12 @@ impl Installation<'_> {
         }
         findings.extend(machine::of_data_directory(self.settings, false));
         findings.push(machine::clock(self.settings, self.now));
-        match inspect::inspect(folder) {
+        let inspected = inspect::inspect(folder);
+        let bytes = inspected.as_ref().ok().and_then(Option::as_ref).map_or(0, |seen| seen.bytes);
+        findings.push(backup_folder::examine(self.settings, bytes));
+        match inspected {
             Err(problem) => {
-                let way_out = "restore a backup (docs/operating.md)";
+                let way_out = "restore a backup (docs/backup.md)";
                 findings.push(DoctorFinding::problem("store", format!("{problem:#}"), way_out));
                 (findings, None)
             }

@@ -1,13 +1,15 @@
-//! Checks the modes of the data directory's files, and of other files that contain
-//! secrets.
+//! Checks the modes and owners of the data directory's files, and the modes of other
+//! files that contain secrets.
 //!
 //! The start fails if others can read secrets or write the store, and names the
 //! command that fixes it. A group may read only what was meant for it: files that
 //! the operator named, and a data directory with the setgid bit, which orchestrators
 //! set on volumes with a group (`fsGroup`).
 
+use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -23,6 +25,12 @@ const OTHERS: u32 = 0o007;
 const OTHERS_READ: u32 = 0o005;
 const OTHERS_WRITE: u32 = 0o002;
 const SETGID: u32 = 0o2000;
+/// Reading and writing for the group.
+const GROUP_USE: u32 = 0o060;
+/// How the names begin of what the gateway makes in its data directory. A disk that is
+/// mounted there has a folder of root's besides.
+const OWN_FILES: [&str; 7] =
+    [STORE_FILE, MASTER_KEY_FILE, ADMIN_TOKEN_FILE, "lock", "address", "restoring", "replaced-"];
 
 /// Refuses files whose modes are too open, and warns once of files that others can
 /// read. Files that do not exist yet are created with the right mode.
@@ -57,6 +65,32 @@ pub fn readable_by_others(settings: &Settings) -> anyhow::Result<Vec<PathBuf>> {
         readable.extend(mode_of(file)?.filter(|mode| mode & OTHERS > 0).map(|_| file.clone()));
     }
     Ok(readable)
+}
+
+/// Returns the files of the data directory that the gateway's user cannot open, since
+/// root has made them, and that user: whoever runs this, or for root the owner of the
+/// directory.
+pub fn files_of_others(settings: &Settings) -> (Vec<PathBuf>, u32) {
+    let folder = &settings.data.0;
+    let Ok(directory) = folder.metadata() else { return (Vec::new(), 0) };
+    let own = rustix::process::geteuid().as_raw();
+    let user = if own == 0 { directory.uid() } else { own };
+    let is_shared = |file: &Metadata| {
+        let is_group_meant = directory.mode() & SETGID > 0 && file.gid() == directory.gid();
+        is_group_meant && file.mode() & GROUP_USE == GROUP_USE
+    };
+    // Root opens whatever there is.
+    if user == 0 {
+        return (Vec::new(), user);
+    }
+    let is_ours = |name: &OsStr| OWN_FILES.iter().any(|own| name.as_encoded_bytes().starts_with(own.as_bytes()));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = entries.filter(|entry| is_ours(&entry.file_name()));
+    let files = files.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)));
+    let foreign = files.filter(|(_, file)| file.uid() != user && !is_shared(file));
+    let mut foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
+    foreign.sort();
+    (foreign, user)
 }
 
 fn warn_of_readable(readable: &[PathBuf]) {
@@ -161,6 +195,29 @@ mod tests {
         assert!(wal.contains("posthaste.db-wal"), "{wal}");
         assert_eq!(checked(0o755, &[("posthaste.db", 0o644)]), Ok(()), "it is warned of");
         assert_eq!(checked(0o700, &[]), Ok(()));
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_than_the_directory_is_found() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder =
+            folder(0o700, &[("master-key", 0o600), ("posthaste.db", 0o600), ("lock", 0o660), ("lost+found", 0o600)]);
+        let found = || {
+            let (files, user) = files_of_others(&settings(folder.path()));
+            let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+            (files.into_iter().map(name).collect::<Vec<_>>(), user)
+        };
+        assert_eq!(found(), (Vec::new(), 0), "root's own");
+        let give = |name: &str| std::os::unix::fs::chown(folder.path().join(name), Some(65_534), Some(65_534)).unwrap();
+        give("");
+        give("posthaste.db");
+        assert_eq!(found(), (vec!["lock".to_owned(), "master-key".to_owned()], 65_534));
+        // A group that an orchestrator has given the volume.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o2770)).unwrap();
+        std::os::unix::fs::chown(folder.path().join("lock"), Some(0), Some(65_534)).unwrap();
+        assert_eq!(found().0, ["master-key"]);
     }
 
     #[test]

@@ -223,6 +223,52 @@ async fn a_running_gateway_examines_itself_and_one_that_cannot_be_asked_is_found
 }
 
 #[tokio::test]
+async fn a_folder_for_backups_that_cannot_be_used_is_told_with_the_way_out() {
+    let (folder, flags) = stopped().await;
+    let open: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let backups = tempfile::tempdir().unwrap();
+    let (there, missing) = (backups.path().to_str().unwrap(), backups.path().join("new/er"));
+    let told = async |more: &[&str]| examined(folder.path(), &[&open[..], more].concat()).await.1;
+    expect(&told(&[]).await, "backup_dir", "warning", "set --backup-dir");
+    expect(&told(&["--backup-dir", there]).await, "backup_dir", "ok", "can be written");
+    expect(&told(&["--backup-dir", missing.to_str().unwrap()]).await, "backup_dir", "ok", "can be written");
+    assert!(!missing.exists(), "nothing is changed");
+    let file = store(&folder);
+    let below_a_file = file.join("x");
+    let report = told(&["--backup-dir", below_a_file.to_str().unwrap()]).await;
+    expect(&report, "backup_dir", "problem", "choose another --backup-dir");
+    if rustix::process::geteuid().is_root() {
+        let full = ["--backup-dir", there, "--disk-reserve", "900000GiB"];
+        expect(&told(&full).await, "backup_dir", "problem", "remove old backups");
+        // Root may write everywhere; the gateway's user is the owner of the data directory.
+        std::os::unix::fs::chown(folder.path(), Some(65_534), Some(65_534)).unwrap();
+        let report = told(&["--backup-dir", there]).await;
+        expect(&report, "backup_dir", "problem", "ReadWritePaths=");
+        expect(&report, "permissions", "problem", "chown -R --reference=");
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_was_killed_and_a_token_that_has_ended_are_told() {
+    let mut gateway = Gateway::start().await;
+    let end = jiff::Timestamp::from_second(jiff_now() + 1).unwrap().to_string();
+    let token = json!({"tenant": "default", "rights": ["read"], "expires_at": end});
+    gateway.client.post_json("/v1/tokens", &token).await.expect(201);
+    let report = crate::support::eventually("the token to end", || async {
+        let (_, report) = examined(&gateway.folder(), &[]).await;
+        let told = finding(&report, "tokens")["detail"].as_str().unwrap().to_owned();
+        if told.contains("1 tokens have ended") { Ok(report) } else { Err(told) }
+    });
+    expect(&report.await, "tokens", "warning", "tokens revoke");
+    gateway.kill().await;
+    let (_, report) = examined(&gateway.folder(), &["--allow-egress", "127.0.0.0/8"]).await;
+    expect(&report, "gateway", "warning", "start it, if it should run");
+    expect(&report, "tokens", "warning", "have ended");
+    let disk = finding(&report, "disk_space")["detail"].as_str().unwrap();
+    assert!(disk.contains("GB of ") || disk.contains("MB of ") || disk.contains("TB of "), "{disk}");
+}
+
+#[tokio::test]
 async fn a_database_is_examined_with_its_settings() {
     crate::support::on_postgres(async {
         let gateway = Gateway::start().await;
@@ -263,11 +309,11 @@ async fn a_probe_asks_by_a_command_wherever_the_gateway_listens() {
         let output = command.envs(env.iter().copied()).current_dir("/").output().await.unwrap();
         (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let plain = Gateway::start_with(Options::flags(&["--health-listen", &health])).await;
+    let mut plain = Gateway::start_with(Options::flags(&["--health-listen", &health])).await;
     assert_eq!(code(&["--health-listen", &health], &[]).await.0, 0);
     assert_eq!(code(&["--ready"], &[("POSTHASTE_HEALTH_LISTEN", &health)]).await.0, 0);
     assert_eq!(code(&["--data", plain.folder().to_str().unwrap(), "--ready"], &[]).await.0, 0);
-    drop(plain);
+    plain.kill().await;
     let (dead, said) = code(&["--health-listen", &health], &[]).await;
     assert!(dead == 1 && said.contains("cannot be reached"), "{said}");
 

@@ -159,20 +159,26 @@ fn secrets(endpoints: &[&Endpoint], now: Timestamp) -> DoctorFinding {
 }
 
 fn tokens(tokens: &[Arc<Token>], now: Timestamp) -> DoctorFinding {
-    let ends = tokens.iter().filter_map(|token| Some((token.expires_at?, token)));
-    let soon: Vec<_> = ends.filter(|(end, _)| *end > now && ends_soon(*end, now)).collect();
-    match soon.iter().min_by_key(|(end, _)| *end) {
-        None => DoctorFinding::ok("tokens", format!("none of {} tokens ends soon", tokens.len())),
-        Some((end, token)) => {
-            let whose = token.tenant.as_ref().map_or("the gateway".to_owned(), |tenant| format!("tenant {tenant}"));
-            let detail = format!("{} tokens end soon; the first is {} of {whose}, at {end:.0}", soon.len(), token.id);
-            DoctorFinding::warning(
-                "tokens",
-                detail,
-                "make new ones with `posthaste tokens create`, and hand them over in time",
-            )
-        }
+    let ends = tokens.iter().filter_map(|token| Some((token.expires_at?, token.as_ref())));
+    let (ended, coming): (Vec<_>, Vec<_>) = ends.partition(|(end, _)| *end <= now);
+    let soon: Vec<_> = coming.into_iter().filter(|(end, _)| ends_soon(*end, now)).collect();
+    let named = |(end, token): &(Timestamp, &Token)| {
+        let whose = token.tenant.as_ref().map_or("the gateway".to_owned(), |tenant| format!("tenant {tenant}"));
+        format!("{} of {whose}, at {end:.0}", token.id)
+    };
+    let mut told = Vec::new();
+    if let Some(last) = ended.iter().max_by_key(|(end, _)| *end) {
+        told.push(format!("{} tokens have ended; the last was {}", ended.len(), named(last)));
     }
+    if let Some(first) = soon.iter().min_by_key(|(end, _)| *end) {
+        told.push(format!("{} tokens end soon; the first is {}", soon.len(), named(first)));
+    }
+    if told.is_empty() {
+        return DoctorFinding::ok("tokens", format!("none of {} tokens ends soon", tokens.len()));
+    }
+    let way_out = "make new ones for those in use with `posthaste tokens create`, hand them over, and revoke the old \
+                   ones with `posthaste tokens revoke`";
+    DoctorFinding::warning("tokens", told.join("; "), way_out)
 }
 
 /// Judges whether anybody is told when something goes wrong.

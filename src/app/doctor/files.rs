@@ -20,8 +20,18 @@ use crate::store::seal::{MASTER_KEY_FILE, Seal};
 /// Longest wait for the mail server.
 const MAIL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Judges the modes of files with secrets.
+/// Judges the owners of the data directory's files, and the modes of files with secrets.
 pub fn permissions(settings: &Settings) -> DoctorFinding {
+    let (foreign, user) = permissions::files_of_others(settings);
+    if let Some(first) = foreign.first() {
+        let (count, data) = (foreign.len(), &settings.data);
+        let detail = format!(
+            "{count} files in {data} belong to another user than the gateway's (number {user}), which cannot open them; \
+             the first is {}",
+            first.display()
+        );
+        return DoctorFinding::problem("permissions", detail, format!("chown -R --reference={data} {data}, as root"));
+    }
     match permissions::readable_by_others(settings) {
         Err(problem) => DoctorFinding::of_failure("permissions", &format!("{problem:#}")),
         Ok(readable) if readable.is_empty() => {

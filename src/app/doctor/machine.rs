@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::config::Settings;
 use crate::model::finding::DoctorFinding;
-use crate::model::size::Size;
+use crate::model::size::{RoundedSize, Size};
 
 /// Syncs whose median is told.
 const SYNCS: usize = 9;
@@ -67,8 +67,11 @@ fn memory_limit() -> Option<u64> {
 
 fn judge_memory(limit: u64, ingest: Size) -> DoctorFinding {
     let needed = OWN_MEMORY.saturating_add(ingest.0.saturating_mul(2));
-    let detail =
-        format!("{} may be used, and {} may be needed (--ingest-memory is {ingest})", Size(limit), Size(needed));
+    let detail = format!(
+        "{} may be used, and {} may be needed (--ingest-memory is {ingest})",
+        RoundedSize(limit),
+        RoundedSize(needed)
+    );
     let way_out = "give the process more memory, or lower --ingest-memory";
     if limit < needed / 2 {
         DoctorFinding::problem("memory", detail, way_out)
@@ -155,7 +158,12 @@ fn disk_space(folder: &Path, reserve: u64) -> Option<DoctorFinding> {
 }
 
 fn judge_disk_space(free: u64, whole: u64, files: Option<u64>, reserve: u64) -> DoctorFinding {
-    let detail = format!("{} of {} are free, and the reserve is {}", Size(free), Size(whole), Size(reserve));
+    let detail = format!(
+        "{} of {} are free, and the reserve is {}",
+        RoundedSize(free),
+        RoundedSize(whole),
+        RoundedSize(reserve)
+    );
     let way_out = "make space, move the data directory to a larger disk, or lower --retention";
     if free <= reserve {
         DoctorFinding::problem("disk_space", format!("{detail}: no event is accepted"), way_out)
@@ -260,18 +268,18 @@ fn judge_retention(bytes: u64, kept_for: Duration, retention: Duration, free: u6
     if days < 1.0 || days >= retention_days {
         return DoctorFinding::ok(
             "retention",
-            format!("the store has {}, and events are kept for {retention_days:.0} days", Size(bytes)),
+            format!("the store has {}, and events are kept for {retention_days:.0} days", RoundedSize(bytes)),
         );
     }
     let expected = (bytes as f64 / days * retention_days) as u64;
     let detail = format!(
         "{days:.1} days take {}, so the {retention_days:.0} days of --retention will take about {}",
-        Size(bytes),
-        Size(expected)
+        RoundedSize(bytes),
+        RoundedSize(expected)
     );
     if expected > bytes.saturating_add(free) {
         let way_out = "lower --retention, or give the data directory a larger disk";
-        DoctorFinding::warning("retention", format!("{detail}, and {} are free", Size(free)), way_out)
+        DoctorFinding::warning("retention", format!("{detail}, and {} are free", RoundedSize(free)), way_out)
     } else {
         DoctorFinding::ok("retention", detail)
     }
