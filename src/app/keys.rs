@@ -32,12 +32,18 @@ pub async fn is_running(settings: &Settings) -> anyhow::Result<bool> {
     }
 }
 
+/// Returns the file of the master key.
+pub fn key_file(settings: &Settings) -> PathBuf {
+    settings.master_key_file.0.clone().unwrap_or_else(|| settings.data.0.join(MASTER_KEY_FILE))
+}
+
 /// Makes a new master key and seals everything under it.
 pub async fn rotate(settings: &Settings) -> anyhow::Result<RotatedMasterKey> {
-    let file = settings.master_key_file.0.clone().unwrap_or_else(|| settings.data.0.join(MASTER_KEY_FILE));
+    let file = key_file(settings);
     if !file.exists() {
         bail!(
-            "there is no master key file {}; name it with --master-key-file, or its folder with --data",
+            "there is no master key file {}; name it with --master-key-file, or its folder with --data, or a running \
+             gateway with --server or `posthaste context`",
             file.display()
         );
     }

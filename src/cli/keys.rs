@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 
+use super::chosen_gateway::GatewaySource;
 use super::client::ClientArgs;
 use super::output::{self, OutputFormat};
 use crate::app::keys;
@@ -54,6 +55,15 @@ struct KeyLocationArgs {
 }
 
 impl KeyLocationArgs {
+    /// Whether an option or the environment says which installation it is.
+    fn is_named(&self) -> bool {
+        self.config.is_some()
+            || self.data.is_some()
+            || self.database_url.is_some()
+            || self.database_url_file.is_some()
+            || self.master_key_file.is_some()
+    }
+
     fn settings(self) -> anyhow::Result<Settings> {
         let given = PartialSettings {
             data: self.data,
@@ -70,13 +80,23 @@ impl KeyLocationArgs {
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
     args.access.refuse_tenant("the keys are those of the whole gateway; leave it out")?;
     match args.action {
-        KeysAction::Rotate(location) => rotate(&args.access, &location.settings()?).await,
+        KeysAction::Rotate(location) => {
+            let is_named = location.is_named();
+            let settings = location.settings()?;
+            let is_asked = args.access.server.is_some() || (!is_named && is_of_context(&args.access, &settings)?);
+            rotate(&args.access, &settings, is_asked).await
+        }
         KeysAction::NewAdminToken(location) => renew(&args.access, &location.settings()?).await,
     }
 }
 
-async fn rotate(access: &ClientArgs, settings: &Settings) -> anyhow::Result<()> {
-    let is_asked = access.server.is_some();
+/// Whether the gateway of the context is meant: there is no installation here.
+fn is_of_context(access: &ClientArgs, settings: &Settings) -> anyhow::Result<bool> {
+    let is_here = keys::key_file(settings).exists() || !matches!(settings.database(), Ok(None));
+    Ok(!is_here && matches!(access.gateway()?.from, GatewaySource::Context(_)))
+}
+
+async fn rotate(access: &ClientArgs, settings: &Settings, is_asked: bool) -> anyhow::Result<()> {
     if !is_asked {
         settings.check()?;
     }

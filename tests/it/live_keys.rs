@@ -33,6 +33,31 @@ async fn with_endpoints(receiver: &Receiver) -> (Gateway, Vec<Value>) {
     (gateway, endpoints)
 }
 
+#[tokio::test]
+async fn the_key_of_the_contexts_gateway_is_replaced_where_there_is_no_installation() {
+    let gateway = Gateway::start().await;
+    gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/"})).await;
+    let (home, empty, before) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), keys(&gateway));
+    let token = gateway.folder().join("admin-token");
+    let run = async |args: &[&str]| {
+        let output =
+            posthaste(args).env("XDG_CONFIG_HOME", home.path()).current_dir(empty.path()).output().await.unwrap();
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let (is_done, told) = run(&["keys", "rotate"]).await;
+    assert!(!is_done && told.contains("--server or `posthaste context`"), "{told}");
+    let server = format!("http://{}", gateway.address);
+    let (is_done, told) =
+        run(&["context", "set", "here", "--server", &server, "--token-file", token.to_str().unwrap()]).await;
+    assert!(is_done, "{told}");
+    let (is_done, told) = run(&["keys", "rotate"]).await;
+    assert!(is_done && told.contains("The running gateway encrypted"), "{told}");
+    assert_ne!(keys(&gateway), before);
+    // An installation that is named is meant, whatever the context says.
+    let (is_done, told) = run(&["keys", "rotate", "--data", empty.path().to_str().unwrap()]).await;
+    assert!(!is_done && told.contains("there is no master key file"), "{told}");
+}
+
 fn key_file(gateway: &Gateway) -> PathBuf {
     gateway.folder().join("master-key")
 }
