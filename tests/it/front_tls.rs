@@ -109,6 +109,45 @@ async fn the_api_is_served_as_https_and_whoever_speaks_plain_http_is_told_so() {
     assert_eq!(heard, b"");
 }
 
+/// The first record of a client that knows nothing newer than this version.
+fn hello(version: [u8; 2]) -> Vec<u8> {
+    let suites = [0xc0, 0x2b, 0xc0, 0x2f, 0xc0, 0x13, 0xc0, 0x14, 0x00, 0x2f];
+    // Signatures with ECDSA and RSA, curves P-256 and X25519, points uncompressed.
+    let signatures = [0, 13, 0, 6, 0, 4, 4, 3, 4, 1];
+    let curves = [0, 10, 0, 6, 0, 4, 0, 23, 0, 29, 0, 11, 0, 2, 1, 0];
+    let mut body = version.to_vec();
+    body.extend([7; 32]);
+    // No session, the suites, no compression, the extensions.
+    body.extend([0, 0, suites.len() as u8]);
+    body.extend(suites);
+    body.extend([1, 0, 0, (signatures.len() + curves.len()) as u8]);
+    body.extend(signatures);
+    body.extend(curves);
+    let mut record = vec![22, 3, 1, 0, body.len() as u8 + 4, 1, 0, 0, body.len() as u8];
+    record.extend(body);
+    record
+}
+
+#[tokio::test]
+async fn whoever_knows_nothing_newer_than_tls_1_1_is_refused() {
+    let authority = Authority::named("ours");
+    let (gateway, _files) = encrypted_gateway(&authority.identity_for(&["127.0.0.1"]), None).await;
+    for version in [[3, 2], [3, 1], [3, 0]] {
+        let mut old = TcpStream::connect(gateway.address).await.unwrap();
+        old.write_all(&hello(version)).await.unwrap();
+        let mut heard = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, old.read_to_end(&mut heard)).await.expect("it is closed");
+        // A fatal alert, protocol_version, and nothing else.
+        let alert = heard.split_at_checked(5).map(|(head, alert)| (head[0], alert));
+        assert_eq!(alert, Some((21, &[2, 70][..])), "version {version:?}: {heard:?}");
+    }
+    // The same words with version 1.2 begin a handshake.
+    let mut newer = TcpStream::connect(gateway.address).await.unwrap();
+    newer.write_all(&hello([3, 3])).await.unwrap();
+    let answered = tokio::time::timeout(PATIENCE, newer.read_u8()).await.expect("an answer").unwrap();
+    assert_eq!(answered, 22, "a record of a handshake");
+}
+
 #[tokio::test]
 async fn a_renewed_certificate_is_taken_without_a_restart_and_a_broken_one_is_not() {
     let authority = Authority::named("ours");

@@ -302,6 +302,30 @@ async fn passes_streams(example: Example) {
     serving.await.unwrap();
 }
 
+/// The gateway's own stream of attempts passes, line by line.
+#[tokio::test]
+async fn the_tail_of_a_gateway_is_read_through_nginx_while_it_goes_on() {
+    let (gateway, proxy) = behind(&NGINX).await;
+    let receiver = Receiver::start().await;
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let bearer = format!("Authorization: Bearer {}", gateway.token());
+    // The answer's head comes with the stream, so what is sent after it is in it.
+    let args = ["-N", "-i", "-H", &bearer, &proxy.url("/v1/tail?for=60s")];
+    let mut reader = proxy.curl(INSIDE, &args).stdout(Stdio::piped()).spawn().expect("curl runs");
+    let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
+    let mut next = async || {
+        let line = tokio::time::timeout(crate::support::PATIENCE, lines.next_line()).await.expect("a line in time");
+        line.unwrap().expect("the stream goes on")
+    };
+    assert!(next().await.contains(" 200"), "the stream is open");
+    while !next().await.is_empty() {}
+    for id in ["first", "second"] {
+        gateway.send(json!({"id": id, "type": "t", "data": 1})).await;
+        while !next().await.contains(&format!("\"event\":\"{id}\"")) {}
+    }
+    reader.kill().await.unwrap();
+}
+
 #[tokio::test]
 async fn nginx_serves_as_its_example_says() {
     serves_as_it_says(NGINX).await;
