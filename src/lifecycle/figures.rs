@@ -97,8 +97,7 @@ impl FigureRecorder {
     /// Creates the recorder of this run. Hours are kept for `retention`.
     pub fn new(gateway: Arc<Gateway>, retention: Span) -> Self {
         let now = gateway.clock.now();
-        // Two runs that begin in the same millisecond differ in the rest.
-        let writer = FigureWriter((now.as_millisecond() << 20) | i64::from(rand::random::<u32>() >> 12));
+        let writer = gateway.store.new_figure_writer(now);
         let state = RecorderState {
             writer,
             has_begun: false,

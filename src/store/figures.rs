@@ -16,9 +16,21 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::Shard;
 use crate::model::type_figures::TypeFigures;
 
-/// The number of one run of a gateway process that counts figures.
+/// The number of one run of a gateway process that counts figures: the
+/// millisecond of its beginning, and in the last 20 bits something that no other
+/// run of that millisecond has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FigureWriter(pub i64);
+
+impl FigureWriter {
+    /// Bits of a writer's number that tell runs of one millisecond apart.
+    pub const APART: i64 = (1 << 20) - 1;
+
+    /// Returns the number of a run that begins at this time.
+    pub fn of_run(now: Timestamp, apart: i64) -> Self {
+        Self((now.as_millisecond() << 20) | (apart & Self::APART))
+    }
+}
 
 /// Whose figures they are: of the gateway, a tenant or an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -108,9 +120,17 @@ pub struct DayUsage {
 /// Keeps figures and usage.
 #[async_trait]
 pub trait FigureStore: Send + Sync {
+    /// Returns the number of a run that begins at this time. Where there are other
+    /// nodes, it tells them which node the run is of, so that whoever frees the
+    /// shards of a lost node can note what it has not written as a gap.
+    fn new_figure_writer(&self, now: Timestamp) -> FigureWriter {
+        FigureWriter::of_run(now, rand::random::<u32>().into())
+    }
+
     /// Registers a writer that begins to count at this time. Writers that have
     /// ended without a word are noted as gaps: at once where there can be no
-    /// other process, else when they have written nothing for `silent_for`.
+    /// other process, else when their node is removed or they have written
+    /// nothing for 25 minutes.
     async fn begin_figures(&self, writer: FigureWriter, now: Timestamp) -> Result<()>;
 
     /// Writes the figures of some scopes of one part in one window. What was

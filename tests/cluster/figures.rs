@@ -51,3 +51,40 @@ async fn the_figures_of_an_endpoint_add_up_over_a_take_over() {
     .await;
     assert_eq!(sum(&tenant, "/ended/delivered"), events);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_node_had_not_written_is_a_gap_once_its_shards_have_another_owner() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let mut cluster = Cluster::new().await;
+    // One after the other, so that the first has counted for longer.
+    cluster.start(1).await;
+    cluster.start(1).await;
+    cluster.create_endpoints(&ledger, crate::nodes::ENDPOINTS).await;
+    cluster.settled().await;
+    let endpoint = cluster.owned_by(0).await[0].clone();
+    deliver(&cluster, &ledger, 1, &endpoint, "before").await;
+    let path = format!("{}/figures", cluster.path(&endpoint));
+    let before = eventually("both to count", || async {
+        let figures = cluster.nodes[1].client().get(&path).await.expect(200);
+        if figures["complete_until"].is_string() { Ok(figures) } else { Err(figures.to_string()) }
+    })
+    .await;
+    assert_eq!(before["gaps"], json!([]), "{before}");
+
+    cluster.kill(0).await;
+    let after = eventually("the gap", || async {
+        let figures = cluster.nodes[1].client().get(&path).await.expect(200);
+        if figures["gaps"].as_array().is_some_and(|gaps| !gaps.is_empty()) {
+            Ok(figures)
+        } else {
+            Err(figures.to_string())
+        }
+    })
+    .await;
+    let at = |value: &Value| value.as_str().expect("a time").parse::<jiff::Timestamp>().expect("a time");
+    let (from, to) = (at(&after["gaps"][0]["from"]), at(&after["gaps"][0]["to"]));
+    assert_eq!(after["gaps"].as_array().unwrap().len(), 1, "{after}");
+    assert_eq!(from, at(&before["complete_until"]), "from where the lost node had written all: {after}");
+    assert!(from < to, "{after}");
+    assert!(at(&after["complete_until"]) > from, "the lost node holds nothing up: {after}");
+}

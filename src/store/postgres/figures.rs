@@ -22,6 +22,10 @@ use crate::store::row::PostgresColumns;
 
 #[async_trait]
 impl FigureStore for PostgresStore {
+    fn new_figure_writer(&self, now: Timestamp) -> FigureWriter {
+        FigureWriter::of_run(now, self.shared.shard_leases.node())
+    }
+
     async fn begin_figures(&self, writer: FigureWriter, now: Timestamp) -> Result<()> {
         let tx = self.shared.begin().await?;
         // Whoever deletes the row of an ended writer notes its gap, and nobody else.
@@ -64,8 +68,9 @@ impl FigureStore for PostgresStore {
                 tx.execute("DELETE FROM posthaste.figure_writers WHERE writer = $1", bind![writer.0]).await?;
             }
             Some(until) => {
-                let sql =
-                    "UPDATE posthaste.figure_writers SET written_until = $2 WHERE writer = $1 AND written_until < $2";
+                // The row is gone if the node was silent for longer than its lease.
+                let sql = "INSERT INTO posthaste.figure_writers AS w (writer, written_until) VALUES ($1, $2)
+                           ON CONFLICT (writer) DO UPDATE SET written_until = $2 WHERE w.written_until < $2";
                 tx.execute(sql, bind![writer.0, millis(until)]).await?;
             }
         }
@@ -227,6 +232,17 @@ async fn insert(
     let (span, part) = (span(of), i16::from(part.0));
     let bound = bind![span, part, begins_at, writer, tenants, endpoints, counts, types];
     tx.execute(include_str!("sql/write_figures.sql"), bound).await.map(drop)
+}
+
+/// Notes what a node that was lost has not written, and ends its writer. Its
+/// shards are freed in the same transaction.
+pub(super) async fn end_lost_writer(tx: &PgTransaction, node: i64) -> Result<()> {
+    let sql = "DELETE FROM posthaste.figure_writers WHERE writer & $1 = $2 & $1
+               RETURNING written_until, (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+    for row in tx.query(sql, bind![FigureWriter::APART, node]).await? {
+        add_gap(tx, FigureGap::of_crash(at(row.get(0)), at(row.get(1)))).await?;
+    }
+    Ok(())
 }
 
 async fn add_gap(tx: &PgTransaction, gap: FigureGap) -> Result<()> {

@@ -10,6 +10,7 @@ use super::MembershipTask;
 use super::registration::register;
 use crate::model::shard::{Epoch, Lease, SHARDS, Shard};
 use crate::store::postgres::due::{self, log_uncounted, recount};
+use crate::store::postgres::figures::end_lost_writer;
 use crate::store::postgres::transaction::{bind, with_timeout};
 use crate::store::{ClusterEvent, Result};
 
@@ -30,6 +31,7 @@ impl MembershipTask {
         for row in tx.query(include_str!("../sql/remove_expired_nodes.sql"), bind![node]).await? {
             let (id, name): (i64, &str) = (row.get(0), row.get(1));
             warn!(node = id, "the lease of node {id} ({name}) ended without renewal; its shards are free");
+            end_lost_writer(&tx, id).await?;
         }
         let nodes = tx.query("SELECT id FROM posthaste.nodes ORDER BY id", bind![]).await?;
         let nodes: Vec<i64> = nodes.iter().map(|row| row.get(0)).collect();
