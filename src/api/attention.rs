@@ -79,7 +79,7 @@ async fn view(api: &SharedApiState, tenant: Option<&TenantId>) -> Json<Attention
 
 /// Show what needs attention
 ///
-/// Everything that is not plainly well, the worst first: endpoints that are stopped or fail, lanes that stand, dead letters that grow, tenants at their limits, and trouble of the gateway itself. An empty list means that nobody need look.
+/// Everything that is not plainly well, the worst first: endpoints that are stopped or fail, lanes that stand, dead letters that grow or that nobody has dealt with for two days, tenants at their limits, and trouble of the gateway itself. An empty list means that nobody need look.
 #[utoipa::path(
     get, path = "/v1/attention", operation_id = "get_attention", tag = "status",
     responses((status = 200, body = AttentionView), Problems),

@@ -11,9 +11,10 @@ use super::Gateway;
 use super::deliver::tls::certificate_end;
 use super::live_status::{LiveStatusQuery, live_statuses};
 use super::node_questions::lags;
+use super::store_gauges::ago;
 use crate::model::attention::{
-    AttentionItem, EndpointFacts, GatewayFacts, of_blocked_lane, of_deaths, of_endpoint, of_gateway, of_tenant,
-    worst_first,
+    AttentionItem, DEAD_REPORTED_FOR, EndpointFacts, GatewayFacts, StandingDead, of_blocked_lane, of_dead, of_endpoint,
+    of_gateway, of_tenant, worst_first,
 };
 use crate::model::dead_letter_group::{DeadLetterGroup, GroupBy, GroupField, GroupFilter};
 use crate::model::endpoint::{Endpoint, OnDead, Ordering};
@@ -94,16 +95,23 @@ fn about_limits(gateway: &Gateway, tenant: Option<&TenantId>) -> Vec<AttentionIt
     usages.flat_map(|(tenant, usage)| of_tenant(tenant, &usage)).collect()
 }
 
-/// Returns at which endpoints dead letters grow, and which lanes they hold up.
+/// Returns at which endpoints dead letters stand or grow, and which lanes they hold up.
 async fn about_dead(gateway: &Gateway, tenant: Option<&TenantId>) -> Result<Vec<AttentionItem>> {
     let (now, offset) = (gateway.clock.now(), gateway.clock.wall_offset());
     let by = Some(GroupBy::of(&[GroupField::Tenant, GroupField::Endpoint]));
-    let today = GroupFilter { by: by.clone(), finished_since: Some(now), ..GroupFilter::default() };
-    let died_today = gateway.store.dead_letter_groups(tenant, today, DEAD_ENDPOINTS_MAX).await?;
+    let since = Some(ago(now, DEAD_REPORTED_FOR));
+    let recent = GroupFilter { by: by.clone(), finished_since: since, ..GroupFilter::default() };
+    let died_lately = gateway.store.dead_letter_groups(tenant, recent, DEAD_ENDPOINTS_MAX).await?;
     let mut items = Vec::new();
-    for group in &died_today.data {
+    for group in &died_lately.data {
         let Some((tenant, endpoint)) = named(group, tenant) else { continue };
-        items.extend(of_deaths(&tenant, endpoint, group.count, offset.wall(group.newest_at), gateway.clock.wall()));
+        let dead = StandingDead {
+            count: group.count,
+            oldest_at: offset.wall(group.oldest_at),
+            newest_at: offset.wall(group.newest_at),
+            is_endpoint_deleted: gateway.store.any_endpoint(endpoint).is_none(),
+        };
+        items.extend(of_dead(&tenant, endpoint, dead, gateway.clock.wall()));
     }
     let all = GroupFilter { by, ..GroupFilter::default() };
     let died = gateway.store.dead_letter_groups(tenant, all, DEAD_ENDPOINTS_MAX).await?;

@@ -30,10 +30,11 @@ const SECRET_ENDS_WITHIN: Duration = Duration::from_secs(6 * 3_600);
 const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(14 * 86_400);
 /// Time before its end at which a client certificate is critical.
 const CERTIFICATE_CRITICAL: Duration = Duration::from_secs(2 * 86_400);
-/// Deaths at an endpoint in a day from which growth is reported.
-const DEATHS_FROM: u64 = 10;
-/// Deaths at an endpoint in a day from which growth is critical.
-const DEATHS_CRITICAL: u64 = 1_000;
+/// Time since the last death for which dead letters are reported. Those of two
+/// days are still there after a night, or a Sunday, on which nobody looked.
+pub const DEAD_REPORTED_FOR: Duration = Duration::from_secs(48 * 3_600);
+/// Dead letters at an endpoint from which growth is critical.
+const DEAD_CRITICAL: u64 = 1_000;
 /// Time since the last death after which dead letters no longer grow.
 const GROWING_WITHIN: Duration = Duration::from_secs(3_600);
 /// Difference of clocks that is reported.
@@ -77,7 +78,7 @@ pub enum AttentionKind {
     BreakerOpen,
     /// A dead letter holds up a lane in which others wait.
     LaneBlocked,
-    /// Dead letters of an endpoint grow.
+    /// Dead letters of an endpoint grow, or stand and nobody has dealt with them.
     DeadGrowing,
     /// A tenant has reached a limit, or nearly.
     OverQuota,
@@ -283,23 +284,42 @@ fn of_state(facts: &EndpointFacts<'_>, now: Timestamp) -> Option<AttentionItem> 
     }
 }
 
-/// Returns that dead letters grow, if they do: how many died today, and when the
-/// last one did.
-pub fn of_deaths(
-    tenant: &TenantId,
-    endpoint: EndpointId,
-    today: u64,
-    newest_at: Timestamp,
-    now: Timestamp,
-) -> Option<AttentionItem> {
-    if today < DEATHS_FROM || after(newest_at, GROWING_WITHIN) < now {
+/// Dead letters of an endpoint that are neither replayed nor discarded.
+#[derive(Debug, Clone, Copy)]
+pub struct StandingDead {
+    /// Number of dead letters.
+    pub count: u64,
+    /// Time of the first death.
+    pub oldest_at: Timestamp,
+    /// Time of the last death, also of one that was dealt with since.
+    pub newest_at: Timestamp,
+    /// Whether the endpoint is deleted, so that they cannot be replayed.
+    pub is_endpoint_deleted: bool,
+}
+
+/// Returns that dead letters of an endpoint stand or grow, until the last death is
+/// [`DEAD_REPORTED_FOR`] ago. The tally knows what is left and not what died, so the
+/// reason speaks only of what is left.
+pub fn of_dead(tenant: &TenantId, endpoint: EndpointId, dead: StandingDead, now: Timestamp) -> Option<AttentionItem> {
+    if dead.count == 0 || after(dead.newest_at, DEAD_REPORTED_FOR) < now {
         return None;
     }
-    let severity = if today >= DEATHS_CRITICAL { Severity::Critical } else { Severity::Warning };
-    let reason = format!("{today} deliveries have died today, the last {} ago", rough(now, newest_at));
-    let command = format!("posthaste dead-letters groups --endpoint {endpoint} --tenant {}", quoted(tenant.as_str()));
+    let is_growing = after(dead.newest_at, GROWING_WITHIN) >= now;
+    let is_critical = is_growing && dead.count >= DEAD_CRITICAL;
+    let severity = if is_critical { Severity::Critical } else { Severity::Warning };
+    let (letters, are) = if dead.count == 1 { ("letter", "is") } else { ("letters", "are") };
+    let day = jiff::tz::Offset::UTC.to_datetime(dead.oldest_at).date();
+    let last = rough(now, dead.newest_at);
+    let growing = if is_growing { "they grow: the last died" } else { "the last died" };
+    let count = dead.count;
+    let reason =
+        format!("{count} dead {letters} since {day} {are} neither replayed nor discarded; {growing} {last} ago");
+    let verb = if dead.is_endpoint_deleted { "discard" } else { "replay" };
+    let verb = format!("dead-letters {verb} --endpoint {endpoint} --since {day}T00:00:00Z --dry-run");
+    let command = command_anywhere(tenant.as_str(), &verb, "");
     let item = AttentionItem::of_gateway(AttentionKind::DeadGrowing, severity, reason, &command);
-    Some(AttentionItem { tenant: Some(tenant.clone()), endpoint: Some(endpoint), ..item })
+    let (tenant, endpoint) = (Some(tenant.clone()), Some(endpoint));
+    Some(AttentionItem { tenant, endpoint, since: Some(dead.oldest_at), ..item })
 }
 
 /// Returns that a dead letter holds up a lane of an endpoint.
@@ -509,16 +529,44 @@ mod tests {
     }
 
     #[test]
-    fn dead_letters_grow_only_while_they_die() {
+    fn dead_letters_are_told_for_two_days_and_are_critical_only_while_they_grow() {
         let (tenant, endpoint) = ("acme".parse().unwrap(), endpoint().id);
-        let deaths = |today, newest: i64| of_deaths(&tenant, endpoint, today, at(newest), at(10_000));
-        assert!(deaths(9, 9_990).is_none() && deaths(500, 6_000).is_none());
-        assert_eq!(deaths(10, 9_990).unwrap().severity, Severity::Warning);
-        let many = deaths(1_000, 9_880).unwrap();
+        let told = |count, newest: i64, now: i64| {
+            let (oldest_at, newest_at) = (at(-3_600), at(newest));
+            let dead = StandingDead { count, oldest_at, newest_at, is_endpoint_deleted: false };
+            of_dead(&tenant, endpoint, dead, at(now))
+        };
+        assert!(told(0, 0, 10).is_none());
+        assert_eq!(told(1, 0, 10).unwrap().severity, Severity::Warning);
+        let growing = told(200_000, 0, 120).unwrap();
         assert_eq!(
-            (many.severity, many.reason.as_str()),
-            (Severity::Critical, "1000 deliveries have died today, the last 2m ago")
+            (growing.severity, growing.reason.as_str()),
+            (
+                Severity::Critical,
+                "200000 dead letters since 2023-11-14 are neither replayed nor discarded; they grow: the last died 2m ago"
+            )
         );
+        let morning = told(200_000, 0, 7 * 3_600).unwrap();
+        assert_eq!(
+            (morning.severity, morning.reason.as_str()),
+            (
+                Severity::Warning,
+                "200000 dead letters since 2023-11-14 are neither replayed nor discarded; the last died 7h ago"
+            )
+        );
+        let dry_run = format!(
+            "posthaste dead-letters replay --endpoint {endpoint} --since 2023-11-14T00:00:00Z --dry-run --tenant acme"
+        );
+        assert_eq!(morning.command, dry_run);
+        assert!(told(1, 0, 47 * 3_600).unwrap().reason.starts_with("1 dead letter since 2023-11-14 is neither"));
+        assert!(told(200_000, 0, 49 * 3_600).is_none());
+    }
+
+    #[test]
+    fn dead_letters_of_a_deleted_endpoint_can_only_be_discarded() {
+        let dead = StandingDead { count: 3, oldest_at: at(0), newest_at: at(0), is_endpoint_deleted: true };
+        let item = of_dead(&"acme".parse().unwrap(), endpoint().id, dead, at(10)).unwrap();
+        assert!(item.command.starts_with("posthaste dead-letters discard --endpoint ep_"), "{}", item.command);
     }
 
     #[test]
@@ -553,7 +601,8 @@ mod tests {
             clock_off: Duration::from_secs(2),
         };
         let mut items = of_gateway(&ill);
-        items.extend(of_deaths(&"acme".parse().unwrap(), endpoint().id, 1_000, at(0), at(0)));
+        let dead = StandingDead { count: 1_000, oldest_at: at(0), newest_at: at(0), is_endpoint_deleted: false };
+        items.extend(of_dead(&"acme".parse().unwrap(), endpoint().id, dead, at(0)));
         worst_first(&mut items);
         let kinds: Vec<&str> = items.iter().map(|item| item.kind.into()).collect();
         let expected = ["store_failing", "node_missing", "behind", "dead_growing", "disk_low", "clock_off"];

@@ -40,7 +40,7 @@ async fn whatever_is_not_well_is_told_worst_first_with_the_command_that_helps() 
         |items: &[Value]| items.iter().map(|item| item["kind"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     eventually("everything to be told", || async {
         let found = kinds(&items("/v1/attention").await);
-        let expected = ["disabled", "lane_blocked", "breaker_open", "dead_growing"];
+        let expected = ["disabled", "lane_blocked", "breaker_open", "dead_growing", "dead_growing"];
         if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
     })
     .await;
@@ -53,8 +53,31 @@ async fn whatever_is_not_well_is_told_worst_first_with_the_command_that_helps() 
     assert!(of("lane_blocked")["reason"].as_str().unwrap().contains("\"k3\""), "{}", of("lane_blocked"));
     assert_eq!((&of("breaker_open")["tenant"], &of("breaker_open")["severity"]), (&json!("acme"), &json!("warning")));
     assert!(of("breaker_open")["reason"].as_str().unwrap().contains("a test"), "{}", of("breaker_open"));
-    let growing = of("dead_growing")["reason"].as_str().unwrap();
-    assert!(growing.starts_with("11 deliveries have died today"), "{growing}");
+    let growing = |items: &[Value]| {
+        let growing = items.iter().filter(|item| item["kind"] == "dead_growing");
+        growing.map(|item| item["reason"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let says = |reasons: &[String], start: &str, end: &str| {
+        reasons.iter().any(|reason| reason.starts_with(start) && reason.contains(end))
+    };
+    let told = growing(&found);
+    assert!(says(&told, "11 dead letters since 20", "are neither replayed nor discarded; they grow: "), "{told:?}");
+    assert!(says(&told, "1 dead letter since 20", "is neither replayed nor discarded"), "{told:?}");
+    let of_refused =
+        found.iter().find(|item| item["kind"] == "dead_growing" && item["endpoint"] == dying["id"]).unwrap();
+    let command = of_refused["command"].as_str().unwrap();
+    let helps = format!("posthaste dead-letters replay --endpoint {} --since 20", id(&dying));
+    assert!(command.starts_with(&helps) && command.contains(" --dry-run --tenant default"), "{command}");
+
+    // What was dealt with is no longer told.
+    let dead = client.get(&format!("/v1/tenants/default/dead-letters?endpoint={}", id(&gone))).await.expect(200);
+    let letter = dead["data"][0]["id"].as_str().unwrap();
+    client.post(&format!("/v1/tenants/default/dead-letters/{letter}/discard"), "").await.expect(202);
+    eventually("a discarded one to be gone from the list", || async {
+        let told = growing(&items("/v1/attention").await);
+        if told.len() == 1 && told[0].starts_with("11 ") { Ok(()) } else { Err(format!("{told:?}")) }
+    })
+    .await;
 
     assert_eq!(kinds(&items("/v1/tenants/acme/attention").await), ["breaker_open"], "a tenant sees its own alone");
 }
