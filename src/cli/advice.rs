@@ -8,7 +8,8 @@ use crate::model::id::TenantId;
 use crate::model::suggested_command::{quoted, suggested_command};
 
 /// Commands that are about one tenant.
-const OF_A_TENANT: &[&str] = &["send", "endpoints", "events", "deliveries", "explain", "dead-letters", "jobs", "audit"];
+const OF_A_TENANT: &[&str] =
+    &["send", "endpoints", "events", "deliveries", "explain", "dead-letters", "jobs", "figures", "audit"];
 
 /// Returns a command about something of a tenant, ready to paste.
 pub fn command(tenant: &str, verb: &str, id: &str) -> String {

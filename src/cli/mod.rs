@@ -18,12 +18,14 @@ pub mod deliveries;
 pub mod endpoints;
 pub mod events;
 pub mod explain;
+pub mod figures;
 pub mod find;
 pub mod portal_links;
 pub mod send;
 pub mod status;
 pub mod tenants;
 pub mod tokens;
+pub mod usage;
 
 pub mod backup;
 pub mod bench;
@@ -93,6 +95,10 @@ pub enum Command {
     DeadLetters(dead_letters::DeadLettersArgs),
     /// Show how the gateway is doing, and what needs attention.
     Status(status::StatusArgs),
+    /// Show how many of what happened: by hour, at an endpoint, for a tenant, in all.
+    Figures(figures::FiguresArgs),
+    /// Show what each tenant used on a day, for its bill.
+    Usage(usage::UsageArgs),
     /// Follow, pause and cancel what is done to many deliveries.
     Jobs(jobs::JobsArgs),
     /// Create, change and delete tenants.
@@ -195,6 +201,8 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Find(args) => find::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
         Command::Status(args) => status::run(args).await,
+        Command::Figures(args) => figures::run(args).await,
+        Command::Usage(args) => usage::run(args).await,
         Command::Jobs(args) => jobs::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
         Command::Tokens(args) => tokens::run(args).await,

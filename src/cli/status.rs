@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientArgs};
+use super::find;
 use super::output::{self, OutputFormat, clean, length, relative_time, text};
 use super::screen::{Screen, Tone};
 use super::table::Table;
@@ -23,6 +24,9 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 pub struct StatusArgs {
     #[command(flatten)]
     access: ClientArgs,
+    /// That of this endpoint alone.
+    #[arg(long, value_name = "ID")]
+    endpoint: Option<String>,
     /// Show it again and again, until it is interrupted.
     #[arg(long)]
     watch: bool,
@@ -34,19 +38,23 @@ pub struct StatusArgs {
     limit: usize,
 }
 
-/// Gets the health table and what needs attention, of the tenant that was named or
-/// of everything, and prints both.
+/// Gets the health table and what needs attention, of the endpoint or the tenant that
+/// was named or of everything, and prints both.
 pub async fn run(args: StatusArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
+    if let Some(endpoint) = &args.endpoint {
+        // It turns to the tenant that has the endpoint, if none was named.
+        find::get(&mut client, "endpoint", &["endpoints", endpoint]).await?;
+        client.is_tenant_named = true;
+    }
     loop {
-        let (table, attention) = (ask(&mut client, "health-table").await?, ask(&mut client, "attention").await?);
+        let (table, attention) = ask(&mut client, args.endpoint.as_deref()).await?;
         match client.format {
             OutputFormat::Json => {
-                let both = json!({"health_table": output::parse(&table)?, "attention": output::parse(&attention)?});
+                let both = json!({"health_table": table, "attention": attention});
                 output::print(&output::pretty(&both.to_string()))?;
             }
             OutputFormat::Table => {
-                let (table, attention) = (output::parse(&table)?, output::parse(&attention)?);
                 let (screen, now) = (Screen::of_stdout(), SystemClock.wall());
                 let clear = if args.watch && std::io::stdout().is_terminal() { CLEAR } else { "" };
                 output::print(&format!("{clear}{}", render(&table, &attention, args.limit, now, screen)))?;
@@ -59,9 +67,22 @@ pub async fn run(args: StatusArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn ask(client: &mut Client, what: &str) -> anyhow::Result<String> {
-    let url = if client.is_tenant_named { client.tenant_url(&[what])? } else { client.url(&[what])? };
-    client.get(url).await
+/// Gets the health table and what needs attention.
+async fn ask(client: &mut Client, endpoint: Option<&str>) -> anyhow::Result<(Value, Value)> {
+    let url = |client: &Client, path: &[&str]| {
+        if client.is_tenant_named { client.tenant_url(path) } else { client.url(path) }
+    };
+    let table = match endpoint {
+        Some(endpoint) => url(client, &["endpoints", endpoint, "health-table"])?,
+        None => url(client, &["health-table"])?,
+    };
+    let table = output::parse(&client.get(table).await?)?;
+    let mut attention = output::parse(&client.get(url(client, &["attention"])?).await?)?;
+    if let Some(endpoint) = endpoint {
+        let own = output::items(&attention).iter().filter(|item| item["endpoint"] == endpoint);
+        attention["data"] = own.cloned().collect();
+    }
+    Ok((table, attention))
 }
 
 /// Renders the table, the goal, and what needs attention.

@@ -20,16 +20,19 @@ pub enum FigureSpan {
 }
 
 /// The distance between two points of a series.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, utoipa::ToSchema)]
 pub enum FigureStep {
     /// A window of five minutes.
     #[serde(rename = "5m")]
+    #[value(name = "5m")]
     Window,
     /// A whole hour.
     #[serde(rename = "1h")]
+    #[value(name = "1h")]
     Hour,
     /// A whole UTC day.
     #[serde(rename = "1d")]
+    #[value(name = "1d")]
     Day,
 }
 

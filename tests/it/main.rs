@@ -81,6 +81,7 @@ mod migrate_store;
 mod older_store;
 mod on_postgres;
 mod operational_events;
+mod operator_questions;
 mod outbox;
 mod outbox_faults;
 mod package;
