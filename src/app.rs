@@ -274,6 +274,7 @@ fn api_state(
         trusted_proxies: settings.trusted_proxies.0.clone(),
         event_bytes_max: bytes(settings.max_event_bytes),
         redacts_payloads: settings.redact_payloads.0,
+        slo_target: settings.slo_target,
         store_gauges: Default::default(),
         stopping: AtomicBool::new(false),
     }

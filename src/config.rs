@@ -16,6 +16,7 @@ use crate::model::logged_attempts::LoggedAttempts;
 use crate::model::parse_fault::data_fault;
 use crate::model::setting_in_force::{SettingInForce, SettingOrigin};
 use crate::model::size::Size;
+use crate::model::slo_target::SloTarget;
 use crate::model::source_address::SourceAddresses;
 use crate::model::span::Span;
 use crate::model::trace::TraceSampling;
@@ -185,6 +186,8 @@ settings! {
     audit_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_AUDIT_RETENTION", "DURATION";
     /// How long figures are kept, by the hour, and what tenants used on a day. Windows of five minutes are kept for 48 hours.
     figures_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_FIGURES_RETENTION", "DURATION";
+    /// The goal that the health table and the alerts hold deliveries against: which part of them is to arrive within ten minutes of acceptance. What receivers refuse and what is replayed does not count.
+    slo_target: SloTarget = SloTarget::default(), "POSTHASTE_SLO_TARGET", "N%";
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.

@@ -50,7 +50,7 @@ pub struct FailingEndpointView {
 async fn table(api: &SharedApiState, scope: FigureScope) -> Result<Json<HealthTableView>, Problem> {
     let measured = measure(&api.gateway, &scope).await?;
     let at = api.gateway.clock.wall_offset().wall(measured.until);
-    let (rows, slo) = (rows(&measured.measures), slo(&measured.measures));
+    let (rows, slo) = (rows(&measured.measures), slo(&measured.measures, api.slo_target));
     let top_failures = top_failures(&measured.measures.hour);
     let shown = |(tenant, endpoint, failed_attempts)| FailingEndpointView { tenant, endpoint, failed_attempts };
     let top_endpoints = measured.failing.into_iter().map(shown).collect();
@@ -59,7 +59,7 @@ async fn table(api: &SharedApiState, scope: FigureScope) -> Result<Json<HealthTa
 
 /// Show the health of the gateway
 ///
-/// Rates over the last hour, of the deliveries that were finished in it, each with what is healthy and from where on somebody should look, and the service-level goal: 99.9 % of the deliveries within ten minutes.
+/// Rates over the last hour, of the deliveries that were finished in it, each with what is healthy and from where on somebody should look, and the service-level goal: 99.9 % of the deliveries within ten minutes, or the part that `--slo-target` says.
 #[utoipa::path(
     get, path = "/v1/health-table", operation_id = "get_health_table", tag = "status",
     responses((status = 200, body = HealthTableView), Problems),

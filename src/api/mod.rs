@@ -23,6 +23,7 @@ use crate::model::id::TenantId;
 use crate::model::named_enum::NamedEnum;
 use crate::model::page_address::FrameOrigin;
 use crate::model::setting_in_force::SettingInForce;
+use crate::model::slo_target::SloTarget;
 
 pub mod accept;
 pub mod attention;
@@ -128,6 +129,8 @@ pub struct ApiState {
     pub event_bytes_max: usize,
     /// Whether responses leave out payloads (`--redact-payloads`).
     pub redacts_payloads: bool,
+    /// Target of the service-level goal (`--slo-target`).
+    pub slo_target: SloTarget,
     /// Last reading of the figures of the whole store.
     pub store_gauges: StoreGaugeCache,
     /// Whether the gateway has been asked to stop.

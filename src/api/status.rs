@@ -13,9 +13,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::SharedApiState;
 use super::problem::{OverloadProblems, Problem, PublicProblems};
-use crate::lifecycle::Gateway;
+use super::{ApiState, SharedApiState};
 use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::lifecycle::store_gauges::StoreGauges;
 use crate::metrics::{self, Gauges};
@@ -113,12 +112,13 @@ pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'stat
     let gateway = &api.gateway;
     (
         [(CONTENT_TYPE, metrics::CONTENT_TYPE)],
-        gateway.metrics.encode(&gauges(gateway, api.store_gauges.get(gateway).await)),
+        gateway.metrics.encode(&gauges(&api, api.store_gauges.get(gateway).await)),
     )
 }
 
 /// Reads the gauges from memory; those of the store were read a moment ago.
-fn gauges(gateway: &Gateway, stored: Option<StoreGauges>) -> Gauges {
+fn gauges(api: &ApiState, stored: Option<StoreGauges>) -> Gauges {
+    let gateway = &api.gateway;
     let (now, wall) = (gateway.clock.now(), gateway.clock.wall());
     let since = |at: Timestamp| Duration::try_from(now.duration_since(at)).unwrap_or_default();
     let until = |at: Timestamp| Duration::try_from(at.duration_since(wall)).unwrap_or_default();
@@ -145,6 +145,7 @@ fn gauges(gateway: &Gateway, stored: Option<StoreGauges>) -> Gauges {
     Gauges {
         in_flight: dispatcher.in_flight(),
         slots: dispatcher.slots(),
+        slo_target: Some(api.slo_target.ratio()),
         waiting: gateway.store.waiting(None),
         oldest_due: Some(Duration::from_millis(lag.lag_ms)),
         held: lag.held_ms.by_blocker().map(|(by, age)| (by.as_str(), Duration::from_millis(age))).to_vec(),

@@ -17,6 +17,7 @@ use crate::model::logged_attempts::LoggedAttempts;
 use crate::model::mail::MailServer;
 use crate::model::named_enum::NamedEnum;
 use crate::model::page_address::FrameOrigin;
+use crate::model::slo_target::SloTarget;
 use crate::model::source_address::SourceAddresses;
 use crate::model::span::Span;
 use crate::model::trace::TraceSampling;
@@ -471,6 +472,7 @@ deserialize_from_text!(
     LogFormat,
     LogFilter,
     LoggedAttempts,
+    SloTarget,
     OptionalCollector,
     TraceSampling
 );

@@ -13,6 +13,8 @@ pub struct Gauges {
     pub in_flight: usize,
     /// Largest number of claims that may be in flight.
     pub slots: usize,
+    /// Part of the deliveries that is to meet the service-level goal.
+    pub slo_target: Option<f64>,
     /// Number of waiting deliveries.
     pub waiting: Option<u64>,
     /// Time since the oldest delivery became due that nothing holds back; zero if there is none.
@@ -93,6 +95,11 @@ impl Gauges {
             "slots",
             "How many claims may be in flight at once",
             GaugeFamily::of(Some(self.slots as f64)),
+        );
+        registry.register(
+            "slo_target_ratio",
+            "The part of the deliveries that is to arrive within ten minutes",
+            GaugeFamily::of(self.slo_target),
         );
         registry.register("deliveries_waiting", "Deliveries that wait, for whatever reason", optional(self.waiting));
         registry.register_with_unit(

@@ -20,6 +20,7 @@ fn known() -> Gauges {
     Gauges {
         in_flight: 3,
         slots: 1_000,
+        slo_target: Some(0.999),
         waiting: Some(12),
         oldest_due: Some(Duration::from_millis(1_500)),
         held: vec![("breaker", Duration::from_secs(60)), ("rate", Duration::ZERO)],

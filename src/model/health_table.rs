@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use super::figures::{SloCounts, TIME_TO_DELIVER_MS, WindowFigures};
 use super::result_class::ResultClass;
-
-/// Part of the deliveries that is to meet the service-level goal.
-pub const SLO_TARGET: f64 = 0.999;
+use super::slo_target::SloTarget;
 
 /// What is measured of an endpoint, a tenant or the gateway.
 #[derive(Debug, Clone, Default)]
@@ -101,10 +99,11 @@ pub struct SloStatus {
 }
 
 /// Returns the goal's status.
-pub fn slo(measures: &HealthMeasures) -> SloStatus {
+pub fn slo(measures: &HealthMeasures, target: SloTarget) -> SloStatus {
     let hour = measures.hour.slo;
+    let burn = |counts| burn(counts, target);
     SloStatus {
-        target: SLO_TARGET,
+        target: target.ratio(),
         within: "10m",
         good: hour.good,
         total: hour.total,
@@ -114,10 +113,10 @@ pub fn slo(measures: &HealthMeasures) -> SloStatus {
     }
 }
 
-fn burn(counts: SloCounts) -> Option<f64> {
+fn burn(counts: SloCounts, target: SloTarget) -> Option<f64> {
     let missed = counts.total.saturating_sub(counts.good);
     let ratio = ratio(missed, counts.total)?;
-    Some(round(ratio / (1.0 - SLO_TARGET)))
+    Some(round(ratio / target.allowance()))
 }
 
 /// Returns the rows of the table, in the order in which they are shown.
@@ -326,7 +325,7 @@ mod tests {
         let rows = rows(&HealthMeasures::default());
         let known: Vec<&str> = rows.iter().filter(|row| row.state != RowState::Unknown).map(|row| row.name).collect();
         assert_eq!(known, ["dead_letter_growth"], "that none died is known");
-        let slo = slo(&HealthMeasures::default());
+        let slo = slo(&HealthMeasures::default(), SloTarget::default());
         assert_eq!((slo.burn_5m, slo.burn_1h, slo.burn_6h), (None, None, None));
     }
 
@@ -338,9 +337,11 @@ mod tests {
             slo_6h: SloCounts { good: 10, total: 10 },
             ..of(hour)
         };
-        let slo = slo(&measures);
-        assert_eq!((slo.good, slo.total, slo.burn_1h), (999, 1_000, Some(1.0)));
-        assert_eq!((slo.burn_5m, slo.burn_6h), (Some(1_000.0), Some(0.0)));
+        let usual = slo(&measures, SloTarget::default());
+        assert_eq!((usual.target, usual.good, usual.total, usual.burn_1h), (0.999, 999, 1_000, Some(1.0)));
+        assert_eq!((usual.burn_5m, usual.burn_6h), (Some(1_000.0), Some(0.0)));
+        let modest = slo(&measures, "99%".parse().unwrap());
+        assert_eq!((modest.target, modest.burn_1h, modest.burn_5m), (0.99, Some(0.1), Some(100.0)));
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub mod rfc3339;
 pub mod self_test;
 pub mod setting_in_force;
 pub mod signing;
+pub mod slo_target;
 pub mod status_rules;
 pub mod store_check;
 pub mod suggested_command;

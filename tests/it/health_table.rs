@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver, Reply, path_of};
+use crate::support::{Gateway, Options, Receiver, Reply, path_of};
 
 for_every_store! {
     the_table_shows_the_last_hour_of_an_endpoint_its_tenant_and_the_gateway,
+    the_goal_is_the_one_that_was_set,
 }
 
 async fn the_table_shows_the_last_hour_of_an_endpoint_its_tenant_and_the_gateway() {
@@ -53,4 +54,18 @@ async fn the_table_shows_the_last_hour_of_an_endpoint_its_tenant_and_the_gateway
         let is_one = path.contains("endpoints");
         assert_eq!(table["top_endpoints"], if is_one { json!([]) } else { worst }, "{path}");
     }
+}
+
+async fn the_goal_is_the_one_that_was_set() {
+    let gateway = Gateway::start_with(Options::flags(&["--slo-target", "99%"])).await;
+    let endpoint = json!({"url": "http://127.0.0.1:1/", "retry": {"max_attempts": 1}, "breaker": {"enabled": false}});
+    gateway.create_endpoint(endpoint).await;
+    gateway.send(json!({"id": "late", "type": "a.b", "data": 1})).await;
+    gateway.wait_for_state("late", "dead").await;
+    let table = gateway.client.get("/v1/tenants/default/health-table").await.expect(200);
+    let slo = &table["slo"];
+    assert_eq!((&slo["target"], &slo["within"]), (&json!(0.99), &json!("10m")));
+    assert_eq!((&slo["total"], &slo["burn_1h"]), (&json!(1), &json!(100.0)), "one of one, of a hundredth: {table}");
+    let metrics = gateway.client.get("/metrics").await;
+    assert!(String::from_utf8_lossy(&metrics.body).contains("\nposthaste_slo_target_ratio 0.99\n"));
 }

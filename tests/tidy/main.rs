@@ -398,6 +398,7 @@ fn every_error_code_is_documented() {
 fn metrics() -> String {
     let gauges = Gauges {
         waiting: Some(0),
+        slo_target: Some(0.999),
         oldest_due: Some(Duration::ZERO),
         held: BLOCKERS.iter().map(|blocker| (blocker.as_str(), Duration::ZERO)).collect(),
         disk_free: Some(0),
