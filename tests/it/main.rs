@@ -53,6 +53,7 @@ mod deploy_files;
 mod doctor;
 mod drill;
 mod egress;
+mod endpoint_list;
 mod examples;
 mod explain;
 mod failures;

@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::servers::guard::free_port;
-use crate::support::{Gateway, Options, Receiver, Reply, eager_retry};
+use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, path_of};
+use crate::tls::Authority;
 
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus/alerts.yml");
 const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/grafana/posthaste.json");
-/// Metrics that a single node without client certificates and outboxes does not have.
-const ELSEWHERE: [&str; 7] = [
+/// Metrics that a single node without outboxes does not have.
+const ELSEWHERE: [&str; 5] = [
     "posthaste_lease_remaining_seconds",
-    "posthaste_certificate_end_seconds",
-    "posthaste_secret_end_seconds",
     "posthaste_outbox_rows_relayed_total",
     "posthaste_outbox_errors_total",
     "posthaste_outbox_lag_seconds",
@@ -104,16 +103,43 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("posthaste_")).map(str::to_owned).collect()
 }
 
-#[tokio::test]
-async fn every_query_of_the_board_and_every_alert_runs_on_a_real_scrape() {
-    let options = Options::flags(&["--self-test", "on"]);
-    let gateway = Gateway::start_with(options).await;
-    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(404)]).await;
-    let endpoint = json!({"url": receiver.url(), "retry": eager_retry(5)});
-    gateway.create_endpoint(endpoint).await;
+/// The series that a text asks for, each with the labels it must have.
+fn selectors_in(text: &str) -> BTreeSet<String> {
+    let starts = text.match_indices("posthaste_").filter(|(at, _)| {
+        let before = text[..*at].chars().next_back();
+        before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
+    });
+    let selector = |(at, _): (usize, &str)| {
+        let rest = &text[at..];
+        let name = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        match rest[name..].strip_prefix('{').and_then(|labels| labels.find('}')) {
+            Some(end) => rest[..name + end + 2].to_owned(),
+            None => rest[..name].to_owned(),
+        }
+    };
+    starts.map(selector).collect()
+}
+
+/// A gateway that has delivered and failed, with a client certificate and a replaced
+/// secret that end.
+async fn seeded(receiver: &Receiver) -> Gateway {
+    let gateway = Gateway::start_with(Options::flags(&["--self-test", "on"])).await;
+    let endpoint = json!({"url": receiver.url(), "event_types": ["a.*"], "retry": eager_retry(5)});
+    let endpoint = gateway.create_endpoint(endpoint).await;
+    gateway.client.post(&format!("{}/secrets/rotate", path_of(&endpoint)), r#"{"overlap":"1h"}"#).await.expect(201);
+    let (certificate, key) = Authority::named("ours").identity_until(&["client"], 2090, 1, 1);
+    let tls = json!({"client_certificate": certificate, "client_key": key});
+    gateway.create_endpoint(json!({"url": "https://hooks.example.com/", "event_types": ["never"], "tls": tls})).await;
     for n in 0..5 {
         gateway.send(json!({"type": "a.b", "data": n})).await;
     }
+    gateway
+}
+
+#[tokio::test]
+async fn every_query_of_the_board_and_every_alert_runs_on_a_real_scrape() {
+    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(404)]).await;
+    let gateway = seeded(&receiver).await;
     let prometheus = Prometheus::start(&gateway);
     let count = "count_over_time(posthaste_deliveries_finished_total{state=\"delivered\"}[1m])";
     let has_two_scrapes = |answer: &Value| {
@@ -127,6 +153,9 @@ async fn every_query_of_the_board_and_every_alert_runs_on_a_real_scrape() {
     let is_known = |metric: &str| names.contains(metric) || ELSEWHERE.contains(&metric);
     let queries = queries_of_the_board();
     assert!(queries.len() > 40, "{}", queries.len());
+    let is_elsewhere = |query: &str| metrics_in(query).iter().any(|metric| ELSEWHERE.contains(&metric.as_str()));
+    let is_empty = |answer: &Value| answer["data"]["result"].as_array().is_none_or(Vec::is_empty);
+    let mut empty = Vec::new();
     for (title, query) in &queries {
         let metrics = metrics_in(query);
         assert!(!metrics.is_empty(), "{title}: {query} asks for no metric of ours");
@@ -135,11 +164,22 @@ async fn every_query_of_the_board_and_every_alert_runs_on_a_real_scrape() {
         }
         let answer = prometheus.get("query", query).unwrap();
         assert_eq!(answer["status"], "success", "{title}: {query}: {answer}");
+        if is_empty(&answer) && !is_elsewhere(query) {
+            empty.push(format!("{title}: {query}"));
+        }
     }
 
-    for metric in metrics_in(&std::fs::read_to_string(RULES).unwrap()) {
+    // An alert that does not fire has no result, but everything that it looks at has.
+    let rules = std::fs::read_to_string(RULES).unwrap();
+    let rules: String = rules.lines().filter(|line| !line.trim().starts_with('#')).collect::<Vec<_>>().join("\n");
+    for selector in selectors_in(&rules) {
+        let metric = metrics_in(&selector).pop_first().unwrap();
         assert!(is_known(&metric), "alerts.yml: there is no {metric}");
+        if is_empty(&prometheus.get("query", &selector).unwrap()) && !is_elsewhere(&selector) {
+            empty.push(format!("alerts.yml: {selector}"));
+        }
     }
+    assert!(empty.is_empty(), "nothing was found for\n{}", empty.join("\n"));
     let is_evaluated = |answer: &Value| rules_of(answer).iter().all(|rule| rule["health"] != "unknown");
     let rules = prometheus.eventually("rules", "", is_evaluated).await;
     let rules = rules_of(&rules);

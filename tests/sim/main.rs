@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
+mod after_restart;
 mod attention;
 mod deadlines;
 mod epochs;
