@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
-use posthaste_receiver::Profile;
+use posthaste_receiver::{Profile, SecretError};
 
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{moment, print};
@@ -33,7 +33,7 @@ pub struct VerifyArgs {
         required_unless_present = "secret_file"
     )]
     secrets: Vec<String>,
-    /// File with secrets or public keys, one per line.
+    /// File with secrets or public keys, one per line; - is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "secrets")]
     secret_file: Option<PathBuf>,
     /// Check this signature profile alone; otherwise every one that the headers have.
@@ -43,36 +43,30 @@ pub struct VerifyArgs {
 
 /// Checks the request and prints a line for each check.
 pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
-    if args.headers == Path::new("-") && args.body == Path::new("-") {
+    let files = [Some(&args.headers), Some(&args.body), args.secret_file.as_ref()];
+    if files.into_iter().flatten().filter(|file| is_stdin(file)).count() > 1 {
         bail!(CommandFailure::usage(
-            "headers and body cannot both come from standard input; save one of them as a file"
+            "only one of --headers, --body and --secret-file can be standard input; save the others as files"
         ));
     }
-    let secrets = match &args.secret_file {
+    let secrets: Vec<String> = match &args.secret_file {
         Some(file) => String::from_utf8(read(file)?)?.lines().map(str::to_owned).collect(),
         None => args.secrets,
     };
     let headers = parse_headers(&String::from_utf8(read(&args.headers)?)?).map_err(CommandFailure::usage)?;
     let body = read(&args.body)?;
     let request = SavedRequest { headers: &headers, body: &body };
-    let profiles = args.profile.map_or(Profile::ALL.to_vec(), |profile| vec![profile]);
     let now = SystemClock.now();
-    let mut checks = Vec::new();
-    for profile in profiles {
-        match request
-            .check(profile, &secrets, now.into())
-            .map_err(|problem| CommandFailure::usage(problem.to_string()))?
-        {
-            // A profile that was not asked for and is not there is no fault.
-            check if check.is_absent() && args.profile.is_none() => {}
-            check => checks.push(check),
-        }
-    }
+    let checks = match args.profile {
+        Some(profile) => vec![request.check(profile, &secrets, now.into()).map_err(unusable)?],
+        None => check_all(request, &secrets, now)?,
+    };
     for check in &checks {
         print(&render(check, now))?;
     }
     if checks.is_empty() {
-        bail!(CommandFailure::new(ExitReason::Refused, "no header of any signature profile is there"));
+        let missing = "no header of a signature profile is there that these secrets can check";
+        bail!(CommandFailure::new(ExitReason::Refused, missing));
     }
     if !checks.iter().all(ProfileCheck::is_passed) {
         bail!(CommandFailure::new(ExitReason::Refused, "a receiver that checks this would refuse the request"));
@@ -80,9 +74,36 @@ pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks every profile that the headers have, with the secrets that it can have.
+fn check_all(request: SavedRequest<'_>, secrets: &[String], now: Timestamp) -> anyhow::Result<Vec<ProfileCheck>> {
+    let mut checks = Vec::new();
+    for profile in Profile::ALL {
+        let usable: Vec<usize> = (0..secrets.len()).filter(|n| profile.can_use(&secrets[*n])).collect();
+        if usable.is_empty() && !secrets.is_empty() {
+            continue;
+        }
+        let given: Vec<String> = usable.iter().map(|n| secrets[*n].clone()).collect();
+        let mut check = request.check(profile, &given, now.into()).map_err(unusable)?;
+        // A secret is called by the place that it was given at.
+        check.signature = check.signature.map(|secret| usable[secret]);
+        if !check.is_absent() {
+            checks.push(check);
+        }
+    }
+    Ok(checks)
+}
+
+fn unusable(problem: SecretError) -> CommandFailure {
+    CommandFailure::usage(problem.to_string())
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if path == Path::new("-") {
+    if is_stdin(path) {
         std::io::stdin().read_to_end(&mut bytes)?;
         return Ok(bytes);
     }

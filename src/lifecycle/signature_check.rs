@@ -49,6 +49,8 @@ pub struct ProfileCheck {
     pub signature: Result<usize, VerifyError>,
     /// Whether the body fits without its last line break.
     pub has_extra_line_break: bool,
+    /// Whether the header is that of another profile with the same name for it.
+    is_of_another: bool,
 }
 
 impl SavedRequest<'_> {
@@ -65,7 +67,20 @@ impl SavedRequest<'_> {
         let shorter = self.body.strip_suffix(b"\n").map(|body| body.strip_suffix(b"\r").unwrap_or(body));
         let has_extra_line_break =
             verified.is_err() && shorter.is_some_and(|body| patient.verify(self.headers, body, now).is_ok());
-        Ok(ProfileCheck { profile, time, signature: verified.map(|verified| verified.secret), has_extra_line_break })
+        let signature = verified.map(|verified| verified.secret);
+        let is_of_another = self.has_header_of_another(profile);
+        Ok(ProfileCheck { profile, time, signature, has_extra_line_break, is_of_another })
+    }
+
+    /// Whether `X-Signature`, which two profiles write, is written by the other one.
+    fn has_header_of_another(&self, profile: Profile) -> bool {
+        let other = match profile {
+            Profile::Sha256 => "scheme=",
+            Profile::Timestamped => "sha256=",
+            Profile::Standard | Profile::Svix | Profile::Stripe | Profile::Github => return false,
+        };
+        let value = self.headers.get("x-signature").and_then(|value| value.to_str().ok());
+        value.is_some_and(|value| value.starts_with(other))
     }
 }
 
@@ -77,7 +92,7 @@ impl ProfileCheck {
 
     /// Whether the request has no header of this profile.
     pub fn is_absent(&self) -> bool {
-        matches!(self.signature, Err(VerifyError::MissingHeader(_)))
+        self.is_of_another || matches!(self.signature, Err(VerifyError::MissingHeader(_)))
     }
 
     /// Returns what came of the check of the time, in words; `show` writes a time.

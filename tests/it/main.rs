@@ -112,4 +112,5 @@ mod tokens;
 mod tour;
 mod traces;
 mod verdicts;
+mod verify;
 mod without_token;

@@ -81,6 +81,12 @@ impl Profile {
         matches!(self, Self::Standard | Self::Svix)
     }
 
+    /// Whether this kind of secret can check requests of the profile: a public key,
+    /// `whpk_…`, cannot where there are shared secrets only.
+    pub fn can_use(self, secret: &str) -> bool {
+        self.has_public_keys() || !secret.trim_start().starts_with(super::PUBLIC_PREFIX)
+    }
+
     /// Reads what the headers of a request claim.
     pub(crate) fn read_claim(self, headers: &HeaderMap) -> Result<Claim<'_>, VerifyError> {
         match self {
