@@ -19,6 +19,9 @@ async fn expect_exactly_once(producer: &Producer, gateway: &Gateway, committed: 
     assert!(committed.len() > 50, "only {} rows were committed", committed.len());
     assert_eq!(events.len(), committed.len(), "as many events as committed rows");
     assert_eq!(events, committed);
+    let told: serde_json::Value =
+        serde_json::from_str(&producer.outbox_says(&["status", "-o", "json"]).await).expect("a status");
+    assert_eq!(told["rows_relayed"], committed.len(), "what was killed has counted each of its rows: {told}");
 }
 
 /// Waits for a moment that no two rounds share.

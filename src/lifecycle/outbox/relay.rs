@@ -37,6 +37,9 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which no further request of a claim begins. The locks of a claim
 /// end after a minute, and the last request may take half of it.
 const HAND_IN_TIME: Duration = Duration::from_secs(20);
+/// Longest rest that the gateway can ask for. It asks for more when its clock or
+/// its proxy is wrong, and nobody would look for the cause here.
+const REST_MAX: Duration = Duration::from_secs(5 * 60);
 /// Most tenants whose rows are handed in at once.
 const TENANTS_AT_ONCE: usize = 8;
 
@@ -48,6 +51,8 @@ pub struct OutboxRelay {
     /// Identity that was read when the outbox was last checked.
     identity: Option<OutboxIdentity>,
     report: RelayReport,
+    /// Rows relayed since the last report.
+    relayed: usize,
     lease: LeaseStatus,
     /// Tenants that the gateway does not want rows of before a time.
     resting: HashMap<String, Instant>,
@@ -57,6 +62,11 @@ pub struct OutboxRelay {
     is_busy: bool,
     /// When each kind of trouble was last logged.
     trouble: HashMap<String, Instant>,
+}
+
+/// Returns the rest that a relay takes where this one was asked for.
+fn capped(asked: Duration) -> Duration {
+    asked.min(REST_MAX)
 }
 
 /// What is known of the lease.
@@ -109,6 +119,7 @@ impl OutboxRelay {
             figures,
             identity: None,
             report,
+            relayed: 0,
             lease: LeaseStatus::default(),
             resting: HashMap::new(),
             after: String::new(),
@@ -132,7 +143,7 @@ impl OutboxRelay {
                 }
                 Ok(NextStep::Poll) => poll.next(),
                 Ok(NextStep::StandBy) => STANDBY,
-                Ok(NextStep::Wait(named)) => named.unwrap_or_else(|| backoff.next()),
+                Ok(NextStep::Wait(named)) => named.map_or_else(|| backoff.next(), capped),
                 Err(problem) => {
                     self.failed(&problem);
                     backoff.next()
@@ -176,7 +187,7 @@ impl OutboxRelay {
             return Ok(self.lease.is_held);
         }
         let seconds = since.unwrap_or(RENEWAL).as_secs_f64().max(0.001);
-        self.report.rows_per_second = self.report.relayed as f64 / seconds;
+        self.report.rows_per_second = self.relayed as f64 / seconds;
         let epoch = self.outbox.take_lease(&self.report).await?;
         self.lease.asked_at = Some(Instant::now());
         let was_held = std::mem::replace(&mut self.lease.is_held, epoch.is_some());
@@ -190,7 +201,7 @@ impl OutboxRelay {
             self.figures.stands_by();
             return Ok(false);
         }
-        (self.report.relayed, self.report.errors, self.report.last_error) = (0, 0, None);
+        (self.relayed, self.report.errors, self.report.last_error) = (0, 0, None);
         let lag = self.outbox.lag().await?;
         let oldest = lag.oldest_seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0)));
         self.figures.measured(oldest, u64::try_from(lag.refused).unwrap_or(0));
@@ -228,7 +239,7 @@ impl OutboxRelay {
         let (accepted, refused) = (whole.accepted.len(), whole.refused.len());
         claim.settle(whole.accepted, whole.refused).await?;
         self.figures.relayed(accepted);
-        self.report.relayed += accepted as i64;
+        self.relayed += accepted;
         Ok(match whole.pause {
             Some(pause) => NextStep::Wait(pause.retry_after),
             None if accepted + refused == 0 => NextStep::Poll,
@@ -287,7 +298,7 @@ impl OutboxRelay {
         if !pause.is_of_tenant {
             return Some(pause);
         }
-        let rest = pause.retry_after.unwrap_or(BACKOFF.1);
+        let rest = pause.retry_after.map_or(BACKOFF.1, capped);
         self.resting.insert(tenant, Instant::now() + rest);
         None
     }
@@ -328,6 +339,12 @@ impl OutboxRelay {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_answer_stops_a_relay_for_more_than_five_minutes() {
+        assert_eq!(capped(Duration::from_secs(7)), Duration::from_secs(7));
+        assert_eq!(capped(Duration::from_secs(86_400)), Duration::from_secs(300));
+    }
 
     #[test]
     fn an_idle_outbox_is_asked_a_few_times_a_second() {

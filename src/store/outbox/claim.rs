@@ -32,6 +32,7 @@ pub(super) const SET_ASIDE_LOCK: &str = "SELECT pg_advisory_xact_lock(1885892451
 const CLAIM: &str = include_str!("sql/claim.sql");
 const CONTENT: &str = include_str!("sql/content.sql");
 const DELETE: &str = include_str!("sql/delete.sql");
+const COUNT: &str = include_str!("sql/count.sql");
 const REFUSE: &str = include_str!("sql/refuse.sql");
 const HOLD: &str = include_str!("sql/hold.sql");
 
@@ -108,16 +109,15 @@ impl OutboxClaim {
     }
 
     /// Deletes the rows that were accepted, sets those aside that were refused
-    /// or wait behind such a row, and gives all others back.
+    /// or wait behind such a row, and gives all others back. What was relayed is
+    /// counted in the same transaction.
     pub async fn settle(self, accepted: Vec<i64>, refused: Vec<RefusedRow>) -> OutboxResult<()> {
         let transaction = self.transaction;
         if accepted.is_empty() && refused.is_empty() && self.held.is_empty() {
             transaction.roll_back().await;
             return Ok(());
         }
-        if !accepted.is_empty() {
-            transaction.execute(DELETE, bind![accepted]).await?;
-        }
+        let deleted = if accepted.is_empty() { 0 } else { transaction.execute(DELETE, bind![accepted]).await? };
         if !refused.is_empty() || !self.held.is_empty() {
             transaction.query(SET_ASIDE_LOCK, &[]).await?;
         }
@@ -130,7 +130,10 @@ impl OutboxClaim {
         if !self.held.is_empty() {
             transaction.execute(HOLD, bind![self.held]).await?;
         }
-        Ok(transaction.commit().await?)
+        if deleted == 0 {
+            return Ok(transaction.commit().await?);
+        }
+        Ok(transaction.commit_after(&COUNT.replace("{deleted}", &deleted.to_string())).await?)
     }
 
     /// Gives all rows back.

@@ -23,8 +23,6 @@ pub struct RelayReport {
     pub holder: String,
     /// Name of the relay for people.
     pub name: String,
-    /// Rows relayed since the last report.
-    pub relayed: i64,
     /// Rows relayed per second since the last report.
     pub rows_per_second: f64,
     /// Errors since the last report.
@@ -41,8 +39,8 @@ impl OutboxDatabase {
         let found = version.first().ok_or_else(|| OutboxError::Unusable("the outbox has lost its version".into()))?;
         check_version(found.get(0))?;
         let (holder, name, seconds) = (report.holder.as_str(), report.name.as_str(), LEASE.as_secs_f64());
-        let RelayReport { relayed, rows_per_second, errors, last_error, .. } = report;
-        let bound = bind![holder, name, seconds, *relayed, *rows_per_second, *errors, *last_error];
+        let RelayReport { rows_per_second, errors, last_error, .. } = report;
+        let bound = bind![holder, name, seconds, *rows_per_second, *errors, *last_error];
         let taken = self.query(TAKE, bound).await?;
         Ok(taken.first().map(|row| row.get(0)))
     }
@@ -50,6 +48,6 @@ impl OutboxDatabase {
     /// Gives the lease back, so that another relay need not wait for its end.
     pub async fn release_lease(&self, report: &RelayReport) -> OutboxResult<()> {
         let holder = report.holder.as_str();
-        self.query(RELEASE, bind![holder, report.relayed]).await.map(drop)
+        self.query(RELEASE, bind![holder]).await.map(drop)
     }
 }

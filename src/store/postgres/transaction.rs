@@ -92,8 +92,18 @@ impl PgTransaction {
     }
 
     /// Commits. After an error it is unknown whether the commit was made.
-    pub async fn commit(mut self) -> Result<()> {
-        with_timeout(self.client().batch_execute("COMMIT")).await?;
+    pub async fn commit(self) -> Result<()> {
+        self.commit_with("COMMIT").await
+    }
+
+    /// Runs a last statement and commits, both with one message: nobody waits
+    /// for the locks of the statement while this process is frozen or cut off.
+    pub async fn commit_after(self, statement: &str) -> Result<()> {
+        self.commit_with(&format!("{statement}; COMMIT")).await
+    }
+
+    async fn commit_with(mut self, statements: &str) -> Result<()> {
+        with_timeout(self.client().batch_execute(statements)).await?;
         self.return_connection();
         Ok(())
     }

@@ -4,6 +4,6 @@
 --
 -- Served by: no index; the table has one row.
 --
--- $1 holder, $2 rows relayed since the last time
-UPDATE posthaste_outbox.relay SET lease_until = 'epoch', pid = NULL, rows_per_second = 0, rows_relayed = rows_relayed + $2
+-- $1 holder
+UPDATE posthaste_outbox.relay SET lease_until = 'epoch', pid = NULL, rows_per_second = 0
 WHERE holder = $1
