@@ -102,7 +102,7 @@ impl Error {
                 true
             }
             Self::Problem(_) | Self::NoProblem { .. } => {
-                self.status().is_some_and(|status| matches!(status.as_u16(), 408 | 429 | 500 | 502 | 503 | 504))
+                self.status().is_some_and(|status| matches!(status.as_u16(), 408 | 429 | 500 | 502 | 503 | 504 | 507))
             }
         }
     }

@@ -36,8 +36,8 @@
 //!
 //! [`send`](TenantClient::send), [`send_batch`](TenantClient::send_batch) and everything
 //! that only reads are repeated when the gateway cannot be reached, does not answer in
-//! time, or answers 408, 429, 500, 502, 503 or 504. The time between two tries doubles
-//! from 100 milliseconds to 10 seconds, with jitter, and is at least what `Retry-After`
+//! time, or answers 408, 429, 500, 502, 503, 504 or 507. The time between two tries
+//! doubles from 100 milliseconds to 10 seconds, with jitter, and is at least what `Retry-After`
 //! asks for. After a minute or ten tries the last error is returned ([`RetryPolicy`]).
 //! Everything else is tried once.
 //!

@@ -74,7 +74,7 @@ func sendOnce(server, tenant string, body []byte) (accepted receipt, retryAfter 
 	switch answer.StatusCode {
 	case http.StatusAccepted:
 		return accepted, 0, false, json.Unmarshal(text, &accepted)
-	case 408, 429, 500, 502, 503, 504:
+	case 408, 429, 500, 502, 503, 504, 507:
 		seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
 		return accepted, time.Duration(seconds) * time.Second, true, fmt.Errorf("%s: %s", answer.Status, text)
 	default:

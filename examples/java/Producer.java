@@ -15,7 +15,7 @@ import java.util.concurrent.ThreadLocalRandom;
 
 public class Producer {
     private static final int TRIES = 10;
-    private static final Set<Integer> TEMPORARY = Set.of(408, 429, 500, 502, 503, 504);
+    private static final Set<Integer> TEMPORARY = Set.of(408, 429, 500, 502, 503, 504, 507);
     private static final HttpClient CLIENT =
         HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).connectTimeout(Duration.ofSeconds(5)).build();
 

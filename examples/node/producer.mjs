@@ -7,7 +7,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
 const TRIES = 10;
-const TEMPORARY = [408, 429, 500, 502, 503, 504];
+const TEMPORARY = [408, 429, 500, 502, 503, 504, 507];
 
 /** Hands in an event and returns the receipt. The event's id makes repeats safe. */
 export async function send(server, tenant, event) {

@@ -8,7 +8,7 @@
 declare(strict_types=1);
 
 const TRIES = 10;
-const TEMPORARY = [0, 408, 429, 500, 502, 503, 504];
+const TEMPORARY = [0, 408, 429, 500, 502, 503, 504, 507];
 
 /** Makes one call; returns the status (0 if there is no answer), the body and the seconds of Retry-After. */
 function post(string $url, string $body): array

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 
 TRIES = 10
-TEMPORARY = {408, 429, 500, 502, 503, 504}
+TEMPORARY = {408, 429, 500, 502, 503, 504, 507}
 
 
 def send(server, tenant, event):

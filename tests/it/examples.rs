@@ -5,7 +5,7 @@
 //! libraries, Go, Java and PHP.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 
 use crate::servers::guard::free_port;
 use crate::signatures::installed;
-use crate::support::{Client, Gateway, PATIENCE, eager_retry, eventually};
+use crate::support::{Client, Gateway, PATIENCE, Receiver, Reply, eager_retry, eventually};
 
 /// The examples of a language.
 #[derive(Clone, Copy)]
@@ -178,9 +178,13 @@ impl ExampleReceiver {
 
 /// Runs a producer to its end; what it says of each event.
 async fn produce(language: Language, gateway: &Gateway, count: u32) -> BTreeMap<String, String> {
+    produce_to(language, gateway.address, gateway.token(), count).await
+}
+
+async fn produce_to(language: Language, address: SocketAddr, token: &str, count: u32) -> BTreeMap<String, String> {
     let mut command = (language.producer)();
-    command.args([&format!("http://{}/", gateway.address), "default", &count.to_string()]);
-    command.env("POSTHASTE_TOKEN", gateway.token()).kill_on_drop(true);
+    command.args([&format!("http://{address}/"), "default", &count.to_string()]);
+    command.env("POSTHASTE_TOKEN", token).kill_on_drop(true);
     let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
@@ -227,6 +231,20 @@ async fn each_event_is_kept_once_and_in_order(language: Language) {
         forged.send("POST", "/", &headers, r#"{"id":"forged","tenant":"default","type":"t","data":1}"#.to_owned());
     assert_eq!(answer.await.expect("an answer").status, 400);
     assert_eq!(receiver.ids(), expected);
+}
+
+/// A gateway whose disk is full says when to come again, and the event is not given up.
+#[tokio::test]
+async fn every_producer_waits_for_a_gateway_that_is_full() {
+    const RECEIPT: &str =
+        r#"{"id":"order-7-1","type":"t","accepted_at":"2026-11-15T08:00:00Z","deliveries":1,"duplicate":false}"#;
+    for language in [PYTHON, NODE, GO, JAVA, PHP] {
+        let full = Reply::With(507, "retry-after", "0".to_owned());
+        let gateway = Receiver::scripted(vec![full, Reply::Body(202, RECEIPT.into())]).await;
+        let outcomes = produce_to(language, gateway.address, "token", 1).await;
+        assert_eq!(outcomes["order-7-1"], "accepted");
+        assert_eq!(gateway.count(), 2);
+    }
 }
 
 #[tokio::test]

@@ -24,6 +24,9 @@ const RECEIPT: &str = r#"{"id":"a","type":"t","accepted_at":"2026-11-15T08:00:00
 const BUSY: &str =
     r#"{"type":"about:blank","title":"x","status":503,"code":"unavailable","detail":"busy","request_id":"r"}"#;
 
+const FULL: &str =
+    r#"{"type":"about:blank","title":"x","status":507,"code":"storage_full","detail":"full","request_id":"r"}"#;
+
 /// A request that the server got: method, path with query, token and body.
 type Seen = Arc<Mutex<Vec<(Method, String, String, String)>>>;
 
@@ -75,13 +78,14 @@ async fn an_event_is_repeated_under_its_id_until_it_is_accepted() {
         (503, BUSY, None),
         (429, BUSY, Some("0")),
         (502, "<html>", None),
+        (507, FULL, Some("0")),
         (202, RECEIPT, None),
     ])
     .await;
     let receipt = client.tenant("shop").send(&event()).await.unwrap();
     assert_eq!((receipt.id.as_str(), receipt.deliveries, receipt.duplicate), ("a", 2, false));
     let seen = seen.lock().unwrap();
-    assert_eq!(seen.len(), 5);
+    assert_eq!(seen.len(), 6);
     assert!(seen.iter().all(|request| *request == seen[0]), "each repeat is the same request: {seen:?}");
     let (method, path, token, body) = &seen[0];
     assert_eq!((method, path.as_str(), token.as_str()), (&Method::POST, "/v1/tenants/shop/events", "Bearer token-1"));
