@@ -2,7 +2,7 @@
 //! failing disks, damaged bits, freezes, clocks that jump, networks that break.
 //!
 //! Each scenario runs for some seconds from a random seed, which it prints.
-//! `./check faults --minutes N --seed S` chooses both. The seed decides which
+//! `./check faults --minutes N --seed S` chooses both, `--scenario outbox` one file. The seed decides which
 //! faults come when; what the machine does meanwhile is its own.
 
 #![allow(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
@@ -28,6 +28,7 @@ mod nodes;
 #[path = "../cluster/sockets.rs"]
 mod sockets;
 
+mod outbox_processes;
 mod recording;
 mod report;
 mod restarting_gateway;

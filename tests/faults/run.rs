@@ -9,28 +9,30 @@ use rand::rngs::StdRng;
 use crate::load::hash;
 
 const MINUTES: &str = "POSTHASTE_FAULTS_MINUTES";
+const FILE: &str = "POSTHASTE_FAULTS_SCENARIO";
 const SEED: &str = "POSTHASTE_FAULTS_SEED";
 
-/// Every scenario, and for how many seconds it injects faults by default.
-/// Starting, draining and checking take additional time. If the environment
-/// gives minutes, they are divided in the same proportions.
-const SCENARIOS: &[(&str, u32)] = &[
-    ("kill -9", 3),
-    ("SIGTERM", 3),
-    ("power cut", 4),
-    ("failed sync, restart, power cut", 4),
-    ("disk at its reserve", 3),
-    ("full disk", 3),
-    ("flipped bits", 6),
-    ("freeze", 4),
-    ("freeze on PostgreSQL", 4),
-    ("clock jumps", 6),
-    ("clock jumps over restarts", 6),
-    ("clock skew", 3),
-    ("cluster", 12),
-    ("pause after an outage", 9),
-    ("failover", 2),
-    ("outbox", 8),
+/// Every scenario, the file it is in, and for how many seconds it injects faults
+/// by default. Starting, draining and checking take additional time. If the
+/// environment gives minutes, they are divided in the same proportions, among
+/// the scenarios of the file that the environment names, or else among all.
+const SCENARIOS: &[(&str, &str, u32)] = &[
+    ("kill -9", "stops", 3),
+    ("SIGTERM", "stops", 3),
+    ("power cut", "power", 4),
+    ("failed sync, restart, power cut", "power", 4),
+    ("disk at its reserve", "disk_full", 3),
+    ("full disk", "disk_full", 3),
+    ("flipped bits", "bit_flips", 6),
+    ("freeze", "freeze", 4),
+    ("freeze on PostgreSQL", "freeze", 4),
+    ("clock jumps", "clock", 6),
+    ("clock jumps over restarts", "clock", 6),
+    ("clock skew", "clock", 3),
+    ("cluster", "clusters", 12),
+    ("pause after an outage", "clusters", 9),
+    ("failover", "standby", 2),
+    ("outbox", "outbox", 8),
 ];
 
 /// One run of a scenario.
@@ -47,12 +49,14 @@ pub struct Run {
 impl Run {
     /// Creates a run of this scenario, as long as the environment says.
     pub fn of(name: &'static str) -> Self {
-        let scenario = SCENARIOS.iter().find(|(scenario, _)| *scenario == name);
-        let seconds = scenario.unwrap_or_else(|| panic!("{name} is missing in SCENARIOS")).1;
+        let scenario = SCENARIOS.iter().find(|(scenario, ..)| *scenario == name);
+        let seconds = scenario.unwrap_or_else(|| panic!("{name} is missing in SCENARIOS")).2;
         let seed = setting::<u64>(SEED).unwrap_or_else(|| rand::random::<u32>().into());
         let span = match setting::<f64>(MINUTES) {
             Some(minutes) => {
-                let all: u32 = SCENARIOS.iter().map(|(_, seconds)| seconds).sum();
+                let file = setting::<String>(FILE);
+                let is_run = |(_, of, _): &&(_, &str, _)| file.as_deref().is_none_or(|file| file == *of);
+                let all: u32 = SCENARIOS.iter().filter(is_run).map(|(.., seconds)| seconds).sum();
                 Duration::from_secs_f64(minutes * 60.0 * f64::from(seconds) / f64::from(all))
             }
             None => Duration::from_secs(seconds.into()),

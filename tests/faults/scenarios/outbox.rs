@@ -1,22 +1,33 @@
-//! Producers with an outbox, while everything between them and the receiver
-//! fails: the gateway, the relays, the producer's database, its connections.
+//! Producers with an outbox and a receiver with an inbox, while everything fails:
+//! both of them, the gateway, the relays, the producer's database, its connections.
+//!
+//! Producer and receiver are processes. After each round all is quiet, and what was
+//! committed, accepted and applied in it is compared, so that the time a run takes
+//! does not decide how much is remembered.
 
-use std::collections::HashMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::nodes::EXCLUSIVE;
+use crate::outbox_processes::{ChildProcess, Effect, create_effects, effects_after};
 use crate::report::Report;
 use crate::run::Run;
+use crate::servers::guard::free_port;
 use crate::servers::postgres::Server;
 use crate::servers::proxy::{NetworkState, Proxy};
-use crate::support::outbox::{BusyProducer, Producer, RelayChild, event_ids, sorted};
-use crate::support::{Gateway, Options, PATIENCE, ReceivedRequest, Receiver};
+use crate::support::outbox::{Producer, RelayChild, create_table_of_sent, sorted, wait_for_writers_to_end};
+use crate::support::{Gateway, Options, PATIENCE, eventually};
 
-/// Everything that can fail.
+/// Longest time between two comparisons.
+const ROUND: Duration = Duration::from_secs(30);
+
+/// Everything that can fail, and what is known of the rounds before.
 struct OutboxWorld {
     server: Server,
     proxy: Proxy,
@@ -24,29 +35,56 @@ struct OutboxWorld {
     gateway: Option<Gateway>,
     /// Relays beside the gateway's own: one behind the proxy, one not.
     relays: Vec<RelayChild>,
-    busy: Option<BusyProducer>,
-    committed: Vec<String>,
+    /// The producer's process, while it writes.
+    writer: Option<ChildProcess>,
+    receiver: Option<ChildProcess>,
+    receiver_address: SocketAddr,
+    receiver_secret: String,
+    folder: tempfile::TempDir,
+    /// Newest event of the rounds before.
+    newest_event: Option<String>,
+    /// Last row of the effects of the rounds before.
+    last_effect: i64,
+}
+
+/// What a run has compared.
+#[derive(Default)]
+struct Totals {
+    rounds: usize,
+    committed: usize,
+    accepted: usize,
+    applied: usize,
 }
 
 impl OutboxWorld {
-    /// Starts everything; producers begin when there is an endpoint.
-    async fn start(receiver: &Receiver) -> Self {
+    /// Starts everything but the producer's process.
+    async fn start() -> Self {
         let server = Server::start(&[]).await;
         let proxy = Proxy::start(server.address()).await;
         let producer = Producer::on(&server).await;
+        create_table_of_sent(&producer).await;
         let gateway = Gateway::start_with(Options::flags(&["--outbox", producer.url()])).await;
-        gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 16})).await;
-        let busy = BusyProducer::start(&producer).await;
+        let receiver_address: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()).into();
+        let retry = json!({"schedule": ["100ms"], "jitter": "none", "max_attempts": 1_000});
+        let endpoint = json!({"url": format!("http://{receiver_address}/hook"), "max_in_flight": 16, "retry": retry});
+        let endpoint = gateway.create_endpoint(endpoint).await;
         let mut world = Self {
             server,
             proxy,
             producer,
             gateway: Some(gateway),
             relays: Vec::new(),
-            busy: Some(busy),
-            committed: Vec::new(),
+            writer: None,
+            receiver: None,
+            receiver_address,
+            receiver_secret: endpoint["secret"].as_str().unwrap().to_owned(),
+            folder: tempfile::tempdir().unwrap(),
+            newest_event: None,
+            last_effect: 0,
         };
-        world.relays = (0..2).map(|n| world.relay(n)).collect();
+        create_effects(&world.effects());
+        world.receiver = Some(world.new_receiver());
+        world.relays = (0..2).map(|n| world.new_relay(n)).collect();
         world
     }
 
@@ -54,7 +92,16 @@ impl OutboxWorld {
         self.gateway.as_ref().unwrap()
     }
 
-    fn relay(&self, n: usize) -> RelayChild {
+    /// Returns the database of the receiver.
+    fn effects(&self) -> PathBuf {
+        self.folder.path().join("effects.db")
+    }
+
+    fn new_receiver(&self) -> ChildProcess {
+        ChildProcess::receiver(&self.effects(), self.receiver_address, &self.receiver_secret)
+    }
+
+    fn new_relay(&self, n: usize) -> RelayChild {
         let through = self.producer.database.url_through(self.proxy.address);
         let url = if n == 0 { through.as_str() } else { self.producer.url() };
         RelayChild::start(url, self.gateway(), &[])
@@ -63,18 +110,29 @@ impl OutboxWorld {
     /// Injects one fault; returns its name.
     async fn fault(&mut self, run: &mut Run) -> &'static str {
         let lasts = Duration::from_millis(run.rng.random_range(50..1_500));
-        match run.rng.random_range(0..7) {
-            0 => {
+        match run.rng.random_range(0..10) {
+            0 | 1 => {
+                // It dies wherever it is: before, in and after its commits.
+                self.writer.take().unwrap().kill().await;
+                self.writer = Some(ChildProcess::producer(self.producer.url()));
+                "producer killed"
+            }
+            2 | 3 => {
+                self.receiver.take().unwrap().kill().await;
+                self.receiver = Some(self.new_receiver());
+                "receiver killed"
+            }
+            4 => {
                 self.gateway = Some(self.gateway.take().unwrap().killed_and_restarted().await);
                 "gateway killed"
             }
-            1 => {
+            5 => {
                 let n = run.rng.random_range(0..2);
-                let next = self.relay(n);
+                let next = self.new_relay(n);
                 std::mem::replace(&mut self.relays[n], next).kill().await;
                 "relay killed"
             }
-            2 => {
+            6 => {
                 if run.rng.random() {
                     self.server.kill().await
                 } else {
@@ -83,17 +141,11 @@ impl OutboxWorld {
                 self.server.start_again().await;
                 "database restarted"
             }
-            3 => {
-                let is_gateway: bool = run.rng.random();
-                let relay = self.relays[run.rng.random_range(0..2)].process.id().unwrap();
-                let frozen = if is_gateway { self.gateway().process_id() } else { relay };
-                let frozen = Pid::from_raw(frozen as i32).unwrap();
-                kill_process(frozen, Signal::STOP).unwrap();
-                tokio::time::sleep(lasts).await;
-                kill_process(frozen, Signal::CONT).unwrap();
+            7 => {
+                self.freeze(run, lasts).await;
                 "freeze"
             }
-            4 => {
+            8 => {
                 let states =
                     [NetworkState::Silent, NetworkState::AnswersLost, NetworkState::RequestsLost, NetworkState::Reset];
                 self.proxy.set(states[run.rng.random_range(0..states.len())]);
@@ -101,50 +153,109 @@ impl OutboxWorld {
                 self.proxy.set(NetworkState::Working);
                 "network of a relay broken"
             }
-            5 => {
-                // The producer dies wherever it is: between its commit and whatever would come next.
-                self.committed.extend(self.busy.take().unwrap().kill(&self.producer).await);
-                self.busy = Some(BusyProducer::start(&self.producer).await);
-                "producer killed"
-            }
             _ => {
                 tokio::time::sleep(lasts).await;
                 "nothing"
             }
         }
     }
-}
 
-/// Waits until this many events have arrived, or nothing comes any more;
-/// returns how many have.
-async fn arrived(receiver: &Receiver, count: usize) -> usize {
-    let mut known = 0;
-    loop {
-        let more = |arrived: usize| arrived > known || arrived >= count;
-        let waiting = tokio::time::timeout(PATIENCE, async {
-            while !more(receiver.times_by_id().len()) {
-                tokio::time::sleep(Duration::from_millis(200)).await;
+    /// Freezes the gateway or a relay.
+    async fn freeze(&self, run: &mut Run, lasts: Duration) {
+        let is_gateway: bool = run.rng.random();
+        let relay = self.relays[run.rng.random_range(0..2)].process.id().unwrap();
+        let frozen = if is_gateway { self.gateway().process_id() } else { relay };
+        let frozen = Pid::from_raw(frozen as i32).unwrap();
+        kill_process(frozen, Signal::STOP).unwrap();
+        tokio::time::sleep(lasts).await;
+        kill_process(frozen, Signal::CONT).unwrap();
+    }
+
+    /// Kills the producer, waits until all is quiet, and compares what was
+    /// committed, accepted and applied since the last time.
+    async fn compare(&mut self, report: &mut Report, totals: &mut Totals) {
+        self.writer.take().unwrap().kill().await;
+        wait_for_writers_to_end(&self.producer).await;
+        let sent = self.producer.database.rows("SELECT id FROM public.sent").await;
+        let committed = sorted(sent.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect());
+        self.producer.wait_for_rows(0).await;
+        let accepted = events_after(self.gateway(), self.newest_event.as_deref()).await;
+        self.newest_event = accepted.first().cloned().or(self.newest_event.take());
+        let accepted = sorted(accepted);
+        self.wait_for_effects(accepted.len()).await;
+        let (effects, last) = effects_after(&self.effects(), self.last_effect);
+        self.last_effect = last;
+        let wrong = first_out_of_order(&effects);
+        report.expect(wrong.is_none(), || wrong.clone().unwrap_or_default());
+        let applied = sorted(effects.into_iter().map(|effect| effect.id).collect());
+        let difference = || {
+            let (committed, accepted, applied) = (committed.len(), accepted.len(), applied.len());
+            format!("{committed} rows committed, {accepted} events accepted, {applied} effects applied")
+        };
+        report.expect(accepted == committed, difference);
+        report.expect(applied == committed, difference);
+        totals.rounds += 1;
+        totals.committed += committed.len();
+        totals.accepted += accepted.len();
+        totals.applied += applied.len();
+        self.producer.database.execute("TRUNCATE public.sent").await;
+    }
+
+    /// Waits until this many effects of the round are there, or nothing comes
+    /// any more, and then until the gateway has nothing left to send.
+    async fn wait_for_effects(&self, count: usize) {
+        let found = || effects_after(&self.effects(), self.last_effect).0.len();
+        let (mut known, mut since) = (found(), Instant::now());
+        while known < count && since.elapsed() < PATIENCE {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let now = found();
+            if now > known {
+                (known, since) = (now, Instant::now());
             }
-        });
-        if waiting.await.is_err() || receiver.times_by_id().len() >= count {
-            return receiver.times_by_id().len();
         }
-        known = receiver.times_by_id().len();
+        eventually("the gateway to have nothing left to send", || async {
+            let waiting = self.gateway().client.get("/v1/tenants/default/deliveries?state=waiting&limit=1").await;
+            let waiting = waiting.expect(200);
+            if waiting["data"].as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(waiting.to_string()) }
+        })
+        .await;
+    }
+
+    /// Returns how much memory the gateway has, in MiB.
+    fn gateway_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.gateway().process_id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1_024
     }
 }
 
-/// Checks that each writer's keyed events came in the order in which it wrote
-/// them, each for the first time.
-fn first_out_of_order(seen: &[ReceivedRequest]) -> Option<String> {
-    let mut last: HashMap<String, (u64, u64)> = HashMap::new();
-    let mut known = std::collections::HashSet::new();
-    for request in seen.iter().filter(|request| known.insert(request.id().to_owned())) {
-        let body = request.json();
-        let Some(key) = body["key"].as_str() else { continue };
-        let place = (body["data"]["n"].as_u64().unwrap(), body["data"]["part"].as_u64().unwrap());
-        let before = last.insert(key.to_owned(), place);
-        if before.is_some_and(|before| before >= place) {
-            return Some(format!("{key}: {place:?} after {before:?}"));
+/// Returns the ids of the events that were accepted after this one, newest first.
+async fn events_after(gateway: &Gateway, known: Option<&str>) -> Vec<String> {
+    let (mut ids, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page: Value =
+            gateway.client.get(&format!("/v1/tenants/default/events?limit=500{cursor}")).await.expect(200);
+        for event in page["data"].as_array().unwrap() {
+            let id = event["id"].as_str().unwrap();
+            if Some(id) == known {
+                return ids;
+            }
+            ids.push(id.to_owned());
+        }
+        let Some(next) = page["next"].as_str() else { return ids };
+        cursor = format!("&cursor={next}");
+    }
+}
+
+/// Checks that each writer's keyed events were applied in the order in which it
+/// wrote them. A writer that was killed is followed by others with other keys.
+fn first_out_of_order(effects: &[Effect]) -> Option<String> {
+    let mut last: HashMap<&str, (u64, u64)> = HashMap::new();
+    for effect in effects {
+        let Some(key) = effect.key.as_deref() else { continue };
+        let before = last.insert(key, effect.place);
+        if before.is_some_and(|before| before >= effect.place) {
+            return Some(format!("{key}: {:?} after {before:?}", effect.place));
         }
     }
     None
@@ -155,34 +266,26 @@ async fn every_committed_row_is_one_event_and_one_effect_in_order() {
     let mut run = Run::of("outbox");
     let mut report = Report::of(&run);
     let _turn = EXCLUSIVE.lock().await;
-    let receiver = Receiver::start().await;
-    let mut world = OutboxWorld::start(&receiver).await;
-    let mut counts: HashMap<&str, usize> = HashMap::new();
+    let mut world = OutboxWorld::start().await;
+    let mut totals = Totals::default();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     while run.goes_on() {
-        tokio::time::sleep(Duration::from_millis(run.rng.random_range(0..300))).await;
-        *counts.entry(world.fault(&mut run).await).or_default() += 1;
-        report.cycles += 1;
+        world.writer = Some(ChildProcess::producer(world.producer.url()));
+        let round = Instant::now();
+        while run.goes_on() && round.elapsed() < ROUND {
+            tokio::time::sleep(Duration::from_millis(run.rng.random_range(0..300))).await;
+            *counts.entry(world.fault(&mut run).await).or_default() += 1;
+            report.cycles += 1;
+        }
+        world.compare(&mut report, &mut totals).await;
     }
-    world.committed.extend(world.busy.take().unwrap().stop(&world.producer).await);
-    let committed = sorted(std::mem::take(&mut world.committed));
-    world.producer.wait_for_rows(0).await;
-    let accepted = sorted(event_ids(world.gateway(), "default").await);
-    let effects = arrived(&receiver, accepted.len()).await;
-    let waiting = world.gateway().client.get("/v1/tenants/default/deliveries?state=waiting&limit=3").await;
-    report.expect(effects == accepted.len(), || String::from_utf8_lossy(&waiting.body).into_owned());
-    report.expect(accepted == committed, || {
-        format!("{} rows committed, {} events accepted", committed.len(), accepted.len())
-    });
-    report.expect(effects == committed.len(), || format!("{} rows committed, {effects} effects", committed.len()));
-    report.expect(committed.len() > 20, || format!("only {} rows were committed", committed.len()));
-    let wrong = first_out_of_order(&receiver.seen());
-    report.expect(wrong.is_none(), || wrong.clone().unwrap_or_default());
-    report.figure("rows committed", committed.len());
-    report.figure("events accepted", accepted.len());
-    report.figure("effects", effects);
-    let mut faults: Vec<_> = counts.into_iter().collect();
-    faults.sort();
-    for (fault, count) in faults {
+    report.expect(totals.committed > 20, || format!("only {} rows were committed", totals.committed));
+    report.figure("rounds", totals.rounds);
+    report.figure("rows committed", totals.committed);
+    report.figure("events accepted", totals.accepted);
+    report.figure("effects applied", totals.applied);
+    report.figure("MiB of the gateway", world.gateway_memory());
+    for (fault, count) in counts {
         report.figure(fault, count);
     }
     report.finish();

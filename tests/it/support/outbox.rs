@@ -177,13 +177,12 @@ const WRITERS: &str = "busy_producer";
 impl BusyProducer {
     /// Starts three writers.
     pub async fn start(producer: &Producer) -> Self {
-        producer.database.execute("CREATE TABLE IF NOT EXISTS public.sent (id text, writer bigint)").await;
-        producer.database.execute("GRANT ALL ON public.sent TO PUBLIC").await;
+        create_table_of_sent(producer).await;
         let stop = Arc::new(AtomicBool::new(false));
         let url = format!("{}?application_name={WRITERS}", producer.url());
         let start = |_| {
             let writer = i64::from(rand::random::<u32>());
-            (writer, tokio::spawn(write_rows(url.clone(), stop.clone(), writer)))
+            (writer, tokio::spawn(write_rows(url.clone(), stop.clone(), writer, Duration::ZERO)))
         };
         Self { writers: (0..3).map(start).collect(), stop }
     }
@@ -202,31 +201,44 @@ impl BusyProducer {
         self.committed(producer).await
     }
 
-    /// Ends it wherever it is; returns the ids of the events whose rows were
-    /// committed.
-    pub async fn kill(self, producer: &Producer) -> Vec<String> {
-        for (_, writing) in &self.writers {
-            writing.abort();
-        }
-        self.committed(producer).await
-    }
-
     async fn committed(&self, producer: &Producer) -> Vec<String> {
-        // A commit that was on its way is made, or is not, before its session ends.
-        eventually("the writers' sessions to end", || async {
-            let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{WRITERS}' AND datname = current_database()");
-            let count = producer.database.number(&sql).await;
-            if count == 0 { Ok(()) } else { Err(count.to_string()) }
-        })
-        .await;
+        wait_for_writers_to_end(producer).await;
         let sql = "SELECT id FROM public.sent WHERE writer = ANY ($1)";
         let rows = producer.connect().await.query(sql, &[&self.writers()]).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 }
 
+/// Creates the table in which writers note what they send, in the transaction
+/// that sends it.
+pub async fn create_table_of_sent(producer: &Producer) {
+    producer.database.execute("CREATE TABLE IF NOT EXISTS public.sent (id text, writer bigint)").await;
+    producer.database.execute("GRANT ALL ON public.sent TO PUBLIC").await;
+}
+
+/// Waits until no writer is connected. A commit that was on its way is made, or
+/// is not, before its session ends.
+pub async fn wait_for_writers_to_end(producer: &Producer) {
+    eventually("the writers' sessions to end", || async {
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{WRITERS}' AND datname = current_database()");
+        let count = producer.database.number(&sql).await;
+        if count == 0 { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+}
+
+/// Commits rows with three writers until this process is killed. Each rests
+/// between its transactions, so that what is sent in an hour can be compared.
+pub async fn write_until_killed(url: &str) {
+    let url = format!("{url}?application_name={WRITERS}");
+    let stop = Arc::new(AtomicBool::new(false));
+    let rest = Duration::from_millis(20);
+    let write = || write_rows(url.clone(), stop.clone(), i64::from(rand::random::<u32>()), rest);
+    tokio::join!(write(), write(), write());
+}
+
 /// Commits rows until it is stopped, over as many connections as that takes.
-async fn write_rows(url: String, stop: Arc<AtomicBool>, writer: i64) {
+async fn write_rows(url: String, stop: Arc<AtomicBool>, writer: i64, rest: Duration) {
     let mut n = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         let Ok((mut client, connection)) = tokio_postgres::connect(&url, NoTls).await else {
@@ -239,6 +251,7 @@ async fn write_rows(url: String, stop: Arc<AtomicBool>, writer: i64) {
             if write_transaction(&mut client, writer, n).await.is_err() {
                 break;
             }
+            tokio::time::sleep(rest).await;
         }
     }
 }
