@@ -9,6 +9,7 @@ use crate::support::{Client, Gateway, PageClient, Receiver, Reply, eager_retry, 
 for_every_store! {
     a_waiting_delivery_says_why_it_waits_and_is_retried,
     a_dead_letter_is_understood_discarded_and_replayed,
+    each_wait_names_what_held_the_delivery,
     deliveries_are_filtered_and_paged,
     an_event_shows_its_bytes_and_who_got_it,
     an_expunged_event_stays_on_record,
@@ -167,6 +168,46 @@ async fn a_dead_letter_is_understood_discarded_and_replayed() {
     let (status, _, html) = pages.post(&format!("{address}/cancel"), &[]).await;
     assert_eq!(status, StatusCode::CONFLICT, "{html}");
     has(&html, &["Not possible now", "Nothing was changed by this request."]);
+}
+
+async fn each_wait_names_what_held_the_delivery() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Hold(200), Reply::Status(400)]).await;
+    let breaker = json!({"consecutive_failures": 1, "cooldown": "1h", "cooldown_max": "24h"});
+    let settings = json!({"url": receiver.url(), "ordering": "key", "retry": eager_retry(5), "breaker": breaker});
+    let endpoint = gateway.create_endpoint(settings).await;
+    let waits_for = async |event: &'static str, what: &'static str| {
+        eventually(what, || async {
+            let delivery = gateway.delivery_of(event).await;
+            if delivery["waiting_for"] == what { Ok(delivery) } else { Err(delivery.to_string()) }
+        })
+        .await
+    };
+    gateway.send(json!({"id": "head", "type": "a", "key": "k", "data": 1})).await;
+    let head = waits_for("head", "breaker").await;
+    gateway.send(json!({"id": "next", "type": "a", "key": "k", "data": 2})).await;
+    let next = waits_for("next", "key").await;
+    let pages = PageClient::operator(&gateway).await;
+    let address = |delivery: &Value| format!("/deliveries/default/{}", id_of(delivery));
+    has(&read(&pages, &address(&head)).await, &["waits for breaker"]);
+    gateway.post_to_endpoint(&endpoint, "breaker/close", "").await;
+    receiver.wait_for(2).await;
+    receiver.release();
+    gateway.wait_for_state("head", "delivered").await;
+    gateway.wait_for_state("next", "dead").await;
+
+    let story = async |delivery: &Value, last: &str| {
+        eventually("the story", || async {
+            let html = read(&pages, &address(delivery)).await;
+            if html.contains(last) { Ok(html) } else { Err(html) }
+        })
+        .await
+    };
+    let html = story(&head, "Delivered on attempt 2").await;
+    has(&html, &[": held by the breaker"]);
+    let html = story(&next, "Dead (refused) since").await;
+    has(&html, &[&format!(": waited for {} before it in its lane", id_of(&head)), "dead (refused) at "]);
+    assert!(!html.contains("held by the breaker"), "the lane hides the breaker: {html}");
 }
 
 async fn deliveries_are_filtered_and_paged() {

@@ -5,7 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
 use super::attempt_card::{AttemptCard, ShownAttempt, cards};
+use super::delivery_holds::{HeldRun, PastHolds};
 use super::delivery_story::{self, StoryLine};
+use super::endpoint_charts::PastEvent;
 use super::event::EventDetail;
 use crate::dashboard::api_caller;
 use crate::dashboard::api_caller::api_path;
@@ -91,9 +93,11 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let (delivery, attempts, explanation) = (delivery?, attempts?.data, explanation?);
     let event_path = api_path!("/v1/tenants/{}/events/{}", delivery.tenant, delivery.event_id);
     let (lane, event) = tokio::join!(lane_of(&page, &delivery), page.api.get::<EventDetail>(&event_path));
+    let before = lane.as_ref().and_then(|lane| lane.before.as_ref());
     let curl = attempts.last().map(|last| curl_of(&delivery, last, event.ok().as_ref()));
     let undrawn = attempts.len().saturating_sub(DRAWN);
-    let story = delivery_story::story(&delivery, &attempts[undrawn..], page.now);
+    let holds = holds_of(&page, &delivery, before, &attempts[undrawn..]).await;
+    let story = delivery_story::story(&delivery, &attempts[undrawn..], &holds, page.now);
     let budget = attempts.last().and_then(|last| last.decision.budget.as_ref());
     let budget = budget.filter(|_| delivery.is_waiting()).map(|budget| (budget.used, budget.max_attempts));
     let told = |sentences: &[String]| ToldSentence::all(&page.frame, &delivery.tenant, &delivery.id, sentences);
@@ -157,6 +161,38 @@ async fn lane_of(page: &PageContext, delivery: &ShownDelivery) -> Option<LaneNei
     };
     let has_many_after = after.next.is_some();
     Some(LaneNeighbours { before: nearest(before.data, true), after: nearest(after.data, false), has_many_after })
+}
+
+/// Finds what held a delivery before its attempts. An endpoint that was deleted has
+/// no history any more.
+async fn holds_of(
+    page: &PageContext,
+    delivery: &ShownDelivery,
+    before: Option<&ShownDelivery>,
+    attempts: &[ShownAttempt],
+) -> PastHolds {
+    let endpoint = api_path!("/v1/tenants/{}/endpoints/{}", delivery.tenant, delivery.endpoint_id);
+    let history = page.api.get::<ListedPage<PastEvent>>(&format!("{endpoint}/history?limit=200")).await;
+    let mut holds = match history {
+        Ok(history) => PastHolds::of_history(&history.data, history.next.is_some()),
+        Err(_) => PastHolds::default(),
+    };
+    let first_at = attempts.first().map(|first| first.started_at);
+    if let Some(before) = before {
+        holds.behind(delivery, before, first_at);
+    }
+    let held = delivery_story::held_times(delivery, attempts, page.now);
+    let unclear: Vec<_> = held.into_iter().filter(|(from, to)| holds.is_unclear(*from, *to)).collect();
+    if let (Some((from, _)), Some((_, to))) = (unclear.first(), unclear.last()) {
+        let is_recent = page.now.duration_since(*from) < SignedDuration::from_hours(47);
+        let (step, window) =
+            if is_recent { ("5m", SignedDuration::from_mins(5)) } else { ("1h", SignedDuration::from_hours(1)) };
+        let figures = format!("{endpoint}/figures?step={step}&from={from}&to={to}");
+        if let Ok(run) = page.api.get::<HeldRun>(&figures).await {
+            holds.count(&run, window);
+        }
+    }
+    holds
 }
 
 /// Returns a command that repeats an attempt.

@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::attempt_card::ShownAttempt;
+use super::delivery_holds::{LATE, PastHolds};
 use crate::dashboard::chart::ChartTone;
 use crate::dashboard::chart::timeline::{MomentShape, Timeline, TimelineMoment, TimelineWait};
 use crate::dashboard::shown_delivery::ShownDelivery;
@@ -10,8 +11,6 @@ use crate::dashboard::words;
 use crate::model::delivery::WaitingFor;
 use crate::model::named_enum::NamedEnum;
 
-/// An attempt that starts so much after its time was held by something else.
-const LATE: SignedDuration = SignedDuration::from_secs(2);
 /// Waits shorter than this are not told.
 const SHORT: SignedDuration = SignedDuration::from_millis(50);
 
@@ -23,8 +22,21 @@ pub struct StoryLine {
     pub what: String,
 }
 
-/// Tells the story of a delivery with these attempts, its newest.
-pub fn story(delivery: &ShownDelivery, attempts: &[ShownAttempt], now: Timestamp) -> Timeline {
+/// Returns the times in which a delivery with these attempts could have gone and did not.
+pub fn held_times(delivery: &ShownDelivery, attempts: &[ShownAttempt], now: Timestamp) -> Vec<(Timestamp, Timestamp)> {
+    let due_after = |last: Option<&ShownAttempt>| match last {
+        Some(last) => last.decision.next_attempt_at,
+        None => Some(delivery.created_at),
+    };
+    let is_whole = attempts.first().is_none_or(|first| first.number == 1);
+    let ends = attempts.iter().map(|attempt| attempt.started_at).chain([delivery.finished_at.unwrap_or(now)]);
+    let befores = std::iter::once(None).chain(attempts.iter().map(Some));
+    let times = befores.zip(ends).skip(usize::from(!is_whole));
+    times.filter_map(|(last, end)| due_after(last).filter(|due_at| *due_at < end).map(|due_at| (due_at, end))).collect()
+}
+
+/// Tells the story of a delivery with these attempts, its newest, and what held it.
+pub fn story(delivery: &ShownDelivery, attempts: &[ShownAttempt], holds: &PastHolds, now: Timestamp) -> Timeline {
     let title = format!("Attempts of delivery {} over time, UTC", delivery.id);
     let mut timeline = Timeline { title, moments: Vec::new(), waits: Vec::new() };
     if attempts.first().is_none_or(|first| first.number == 1) {
@@ -33,14 +45,14 @@ pub fn story(delivery: &ShownDelivery, attempts: &[ShownAttempt], now: Timestamp
     }
     let mut before: Option<&ShownAttempt> = None;
     for attempt in attempts {
-        add_wait_before(&mut timeline, delivery, before, attempt);
+        add_wait_before(&mut timeline, delivery, holds, before, attempt);
         add_attempt(&mut timeline, attempt);
         before = Some(attempt);
     }
     if delivery.is_waiting() {
         add_outlook(&mut timeline, delivery, before, now);
     } else if let Some(finished_at) = delivery.finished_at {
-        add_end(&mut timeline, delivery, before, finished_at);
+        add_end(&mut timeline, delivery, holds, before, finished_at);
     }
     timeline
 }
@@ -85,12 +97,14 @@ fn add_attempt(timeline: &mut Timeline, attempt: &ShownAttempt) {
 fn add_wait_before(
     timeline: &mut Timeline,
     delivery: &ShownDelivery,
+    holds: &PastHolds,
     before: Option<&ShownAttempt>,
     attempt: &ShownAttempt,
 ) {
     let Some(before) = before else {
         if attempt.number == 1 {
-            add_wait(timeline, delivery.created_at, attempt.started_at, ChartTone::Calm, "until its first attempt");
+            let (from, to) = (delivery.created_at, attempt.started_at);
+            add_held(timeline, holds, (from, from), to, "until its first attempt");
         }
         return;
     };
@@ -106,14 +120,27 @@ fn add_wait_before(
         });
         return;
     };
-    let reason = backoff_reason(before);
-    if planned_at.checked_add(LATE).is_ok_and(|late_at| late_at < attempt.started_at) {
-        add_wait(timeline, ended_at, planned_at, ChartTone::Calm, &reason);
-        add_wait(timeline, planned_at, attempt.started_at, ChartTone::Watch, "held beyond its time");
-    } else if attempt.started_at.checked_add(LATE).is_ok_and(|early_at| early_at < planned_at) {
+    if attempt.started_at.checked_add(LATE).is_ok_and(|early_at| early_at < planned_at) {
         add_wait(timeline, ended_at, attempt.started_at, ChartTone::Calm, "retried by a person, before its time");
     } else {
-        add_wait(timeline, ended_at, attempt.started_at, ChartTone::Calm, &reason);
+        add_held(timeline, holds, (ended_at, planned_at), attempt.started_at, &backoff_reason(before));
+    }
+}
+
+/// Adds a wait that was to last from one time to the other, with its reason, and
+/// what held the delivery from then until it went.
+fn add_held(
+    timeline: &mut Timeline,
+    holds: &PastHolds,
+    (from, due_at): (Timestamp, Timestamp),
+    to: Timestamp,
+    reason: &str,
+) {
+    let held = if due_at < to { holds.between(due_at, to) } else { Vec::new() };
+    let until = held.first().map_or(to, |hold| hold.from);
+    add_wait(timeline, from, until, ChartTone::Calm, reason);
+    for hold in held {
+        timeline.waits.push(TimelineWait { from: hold.from, to: hold.to, tone: ChartTone::Watch, label: hold.label });
     }
 }
 
@@ -126,8 +153,14 @@ fn backoff_reason(attempt: &ShownAttempt) -> String {
 
 /// Adds what a waiting delivery waits for, now, and its next attempt.
 fn add_outlook(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&ShownAttempt>, now: Timestamp) {
-    let since = last.map_or(delivery.created_at, ShownAttempt::ended_at);
+    let mut since = last.map_or(delivery.created_at, ShownAttempt::ended_at);
     let next_at = delivery.next_attempt_at.filter(|at| *at > now);
+    // The time that the last attempt chose is over: something else holds it since then.
+    let chosen = last.and_then(|last| Some((last, last.decision.next_attempt_at?)));
+    if let Some((last, due_at)) = chosen.filter(|(_, due_at)| *due_at < now && since < *due_at) {
+        add_wait(timeline, since, due_at, ChartTone::Calm, &backoff_reason(last));
+        since = due_at;
+    }
     let now = coarse(since, next_at.unwrap_or(now), now);
     let reason = match (delivery.waiting_for, last) {
         _ if delivery.in_flight => "in flight".to_owned(),
@@ -153,23 +186,55 @@ fn add_outlook(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&
     timeline.moments.push(across(now, ChartTone::Calm, "now", "now".to_owned()));
 }
 
-/// Adds the end of a delivery that did not end with its last attempt.
-fn add_end(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&ShownAttempt>, finished_at: Timestamp) {
+/// Adds the end of a delivery, if it is dead or did not end with its last attempt.
+fn add_end(
+    timeline: &mut Timeline,
+    delivery: &ShownDelivery,
+    holds: &PastHolds,
+    last: Option<&ShownAttempt>,
+    finished_at: Timestamp,
+) {
     let ended_with = last.map(ShownAttempt::ended_at);
     let is_with_last = ended_with.is_some_and(|ended_at| {
         finished_at.duration_since(ended_at).abs() < LATE
             && last.is_some_and(|last| last.decision.next_attempt_at.is_none())
     });
-    if is_with_last {
+    if is_with_last && !delivery.is_dead() {
         return;
     }
     let since = ended_with.unwrap_or(delivery.created_at);
-    if since < finished_at {
-        add_open_wait(timeline, since, finished_at, "waited, until it ended");
+    if !is_with_last && since < finished_at {
+        add_wait_until_end(timeline, holds, last, since, finished_at);
     }
     let tone = if delivery.is_dead() { ChartTone::Bad } else { ChartTone::Off };
     let title = format!("{} at {}", delivery.state_words(), time(finished_at));
     timeline.moments.push(across(finished_at.max(since), tone, delivery.state.as_str(), title));
+}
+
+/// Adds what a delivery waited for that ended without another attempt.
+fn add_wait_until_end(
+    timeline: &mut Timeline,
+    holds: &PastHolds,
+    last: Option<&ShownAttempt>,
+    since: Timestamp,
+    finished_at: Timestamp,
+) {
+    let due_at = match last.map(|last| (last, last.decision.next_attempt_at)) {
+        None => since,
+        Some((last, Some(due_at))) => {
+            add_wait(timeline, since, due_at.min(finished_at), ChartTone::Calm, &backoff_reason(last));
+            due_at
+        }
+        Some((_, None)) => {
+            add_open_wait(timeline, since, finished_at, "waited, until it ended");
+            return;
+        }
+    };
+    if due_at < finished_at {
+        for hold in holds.between(due_at, finished_at) {
+            add_wait(timeline, hold.from, hold.to, ChartTone::Watch, &hold.label);
+        }
+    }
 }
 
 fn add_wait(timeline: &mut Timeline, from: Timestamp, to: Timestamp, tone: ChartTone, label: &str) {
@@ -203,6 +268,7 @@ fn coarse(since: Timestamp, until: Timestamp, now: Timestamp) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::super::attempt_card::tests::attempt;
+    use super::super::delivery_holds::tests::holds;
     use super::*;
     use serde_json::{Value, json};
 
@@ -229,14 +295,16 @@ mod tests {
     fn waits_are_told_with_their_reasons() {
         let attempts = [attempt(1, 1, planned(31)), attempt(2, 90, planned(200))];
         let waiting = delivery(json!({"waiting_for": "due", "next_attempt_at": at(200)}));
-        let timeline = story(&waiting, &attempts, at(100));
+        let timeline = story(&waiting, &attempts, &holds(&[(60, "breaker_opened"), (80, "breaker_closed")]), at(100));
         let told = told(&timeline);
         for part in [
             "accepted at",
             "1 s: until its first attempt",
             "attempt 1 at",
             "30 s: backoff after 503",
-            "59 s: held beyond its time",
+            "29 s: waited for a request slot",
+            "20 s: held by the breaker",
+            "10 s: waited for a request slot",
             "1 min 50 s: backoff after 503",
             "attempt 3 is planned for",
         ] {
@@ -251,7 +319,7 @@ mod tests {
         let attempts =
             [attempt(1, 0, planned(3_600)), attempt(2, 10, refused), attempt(3, 500, json!({"verdict": "delivered"}))];
         let done = delivery(json!({"state": "delivered", "finished_at": at(500)}));
-        let told = told(&story(&done, &attempts, at(9_000)));
+        let told = told(&story(&done, &attempts, &holds(&[]), at(9_000)));
         assert!(told.iter().any(|line| line.contains("retried by a person, before its time")), "{told:?}");
         assert!(told.iter().any(|line| line.contains("replayed before attempt 3")), "{told:?}");
         assert!(!told.iter().any(|line| line.contains("delivered at")), "it ended with its last attempt: {told:?}");
@@ -260,8 +328,15 @@ mod tests {
     #[test]
     fn an_end_without_an_answer_is_told() {
         let dead = delivery(json!({"state": "dead", "cause": "expired", "finished_at": at(900)}));
-        let told = told(&story(&dead, &[attempt(1, 1, planned(31))], at(9_000)));
-        assert!(told.iter().any(|line| line.contains("dead (expired) at")), "{told:?}");
+        let story_of = |attempts: &[ShownAttempt]| {
+            told(&story(&dead, attempts, &holds(&[(20, "breaker_opened")]), at(9_000))).join("; ")
+        };
+        let told = story_of(&[attempt(1, 1, planned(31))]);
+        for part in ["dead (expired) at", "backoff after 503", "held by the breaker"] {
+            assert!(told.contains(part), "{part} in {told}");
+        }
+        let told = story_of(&[attempt(1, 900, json!({"verdict": "refused"}))]);
+        assert!(told.contains("dead (expired) at"), "the end is told of a delivery that died with its attempt: {told}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod dead_letters;
 pub mod debugger;
 pub mod deliveries;
 pub mod delivery;
+mod delivery_holds;
 mod delivery_story;
 pub mod endpoint;
 pub mod endpoint_actions;
