@@ -34,3 +34,10 @@ pub fn add(headers: &mut HeaderMap, site: Site, portal_origins: &[String]) {
         HeaderValue::from_static("camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
     );
 }
+
+/// Confines a file with the words of strangers: a browser that shows it all the same
+/// runs nothing of it, and not in our name.
+pub fn confine(headers: &mut HeaderMap) {
+    let policy = HeaderValue::from_static("default-src 'none'; sandbox; frame-ancestors 'none'");
+    headers.insert(CONTENT_SECURITY_POLICY, policy);
+}

@@ -197,5 +197,8 @@ fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: P
         }
     };
     security_headers::add(response.headers_mut(), site, &dashboard.portal_origins);
+    if response.headers().contains_key(CONTENT_DISPOSITION) {
+        security_headers::confine(response.headers_mut());
+    }
     response
 }

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use http::StatusCode;
 use posthaste::dashboard::page_table::{self, PageRoute};
 use posthaste::model::sign_in::Site;
+use posthaste::model::token::Right;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Options, PageClient, Receiver, eventually};
+use crate::support::{CapturedOutput, Client, Gateway, Options, PageClient, Receiver, Reply, eventually};
 
 /// A text that only the first tenant's things have.
 const PLANTED: &str = "planted-7f3a";
@@ -84,18 +86,122 @@ async fn token(gateway: &Gateway, document: Value) -> String {
 async fn a_page_without_a_session_is_the_sign_in_and_an_action_changes_nothing() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let ids = tenant_with_everything(&gateway, "acme", &receiver).await;
+    opens_nothing(&gateway, &ids, "", "").await;
+}
+
+/// Asks for every page of both sites with these cookies: each is the sign-in, and nothing
+/// is changed.
+async fn opens_nothing(gateway: &Gateway, ids: &BTreeMap<&str, String>, operator: &str, portal: &str) {
     let stranger = Client::new(gateway.address, "none");
+    let origin = format!("http://{}", gateway.address);
     let before = gateway.client.get("/v1/audit?limit=500").await.expect(200);
     for page in all_pages() {
-        let origin = format!("http://{}", gateway.address);
-        let headers = [("origin", origin.as_str()), ("sec-fetch-site", "same-origin"), ("authorization", "")];
-        let answer = stranger.send(page.method.as_str(), &at(&page, &ids), &headers, "").await.unwrap();
+        let cookie = if page.site == Site::Operator { operator } else { portal };
+        let headers = [
+            ("origin", origin.as_str()),
+            ("sec-fetch-site", "same-origin"),
+            ("content-type", "application/x-www-form-urlencoded"),
+            ("authorization", ""),
+            ("cookie", cookie),
+        ];
+        let answer = stranger.send(page.method.as_str(), &at(&page, ids), &headers, "").await.unwrap();
         let text = String::from_utf8_lossy(&answer.body);
         assert_eq!(answer.status, 401, "{} {}: {text}", page.method, page.path);
         assert!(text.contains("Sign in") && !text.contains(PLANTED), "{} {}: {text}", page.method, page.path);
     }
     let after = gateway.client.get("/v1/audit?limit=500").await.expect(200);
     assert_eq!(before["data"], after["data"]);
+}
+
+#[tokio::test]
+async fn a_session_that_was_revoked_opens_no_page() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let ids = tenant_with_everything(&gateway, "acme", &receiver).await;
+    let tenant = token(&gateway, json!({"tenant": "acme", "rights": ["manage"]})).await;
+    let (operator, portal) = (PageClient::operator(&gateway).await, PageClient::portal(&gateway, &tenant).await);
+    assert_eq!(
+        (operator.get("/tenants").await.0, portal.get("/portal/jobs").await.0),
+        (StatusCode::OK, StatusCode::OK)
+    );
+    for path in ["/v1/sessions", "/v1/tenants/acme/portal-sessions"] {
+        let ended = gateway.client.send("DELETE", path, &[], "").await.unwrap();
+        assert!(ended.status < 300, "{path}: {ended:?}");
+    }
+    opens_nothing(&gateway, &ids, operator.cookie(), portal.cookie()).await;
+}
+
+#[tokio::test]
+async fn a_session_that_has_expired_opens_no_page() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let ids = tenant_with_everything(&gateway, "acme", &receiver).await;
+    // A session ends with the token that it was begun with. Where signing in takes longer than
+    // that, there is none to try.
+    let other = PageClient::operator(&gateway).await;
+    let short = async |path: &str, new: Value, page: &str| {
+        eventually("a session that expires", || async {
+            let now = other.open("/tenants").await.headers["x-server-time"].to_str().unwrap().parse().unwrap();
+            let ends_at = jiff::Timestamp::from_millisecond(now).unwrap() + jiff::SignedDuration::from_secs(2);
+            let mut new = new.clone();
+            new["expires_at"] = json!(ends_at.to_string());
+            let made = gateway.client.post_json("/v1/tokens", &new).await.json();
+            let token = made["token"].as_str().ok_or("it is over already")?;
+            let cookie = try_sign_in(&gateway, path, token).await.ok_or("it is over already")?;
+            let headers = [("cookie", cookie.as_str()), ("authorization", "")];
+            let opened = Client::new(gateway.address, "none").send("GET", page, &headers, "").await.unwrap().status;
+            if opened == 200 { Ok(cookie) } else { Err(format!("{page} was answered {opened}")) }
+        })
+        .await
+    };
+    let operator = short("/sign-in", json!({"rights": ["admin"], "name": "short"}), "/tenants").await;
+    let portal = short("/portal/sign-in", json!({"tenant": "acme", "rights": ["manage"]}), "/portal/jobs").await;
+    for (cookie, page) in [(&operator, "/tenants"), (&portal, "/portal/jobs")] {
+        eventually("its end", || async {
+            let headers = [("cookie", cookie.as_str()), ("authorization", "")];
+            let status = Client::new(gateway.address, "none").send("GET", page, &headers, "").await.unwrap().status;
+            if status == 401 { Ok(()) } else { Err(status.to_string()) }
+        })
+        .await;
+    }
+    opens_nothing(&gateway, &ids, &operator, &portal).await;
+}
+
+#[tokio::test]
+async fn every_page_asks_for_its_right_and_for_no_other() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let ids = tenant_with_everything(&gateway, "acme", &receiver).await;
+    let of_tenant = async |rights: Value| {
+        let token = token(&gateway, json!({"tenant": "acme", "rights": rights})).await;
+        PageClient::portal(&gateway, &token).await
+    };
+    let of_gateway = async |right: &str| {
+        let token = token(&gateway, json!({"rights": [right], "name": "other"})).await;
+        PageClient::operator_with(&gateway, &token).await
+    };
+    let sessions = [
+        (Site::Portal, Right::Read, of_tenant(json!(["read"])).await),
+        (Site::Portal, Right::Manage, of_tenant(json!(["manage"])).await),
+        (Site::Operator, Right::AdminRead, of_gateway("admin_read").await),
+        (Site::Operator, Right::Tenants, of_gateway("tenants").await),
+    ];
+    let mut refused = 0;
+    for (site, right, client) in &sessions {
+        for page in all_pages().iter().filter(|page| page.site == *site && !page.path.ends_with("/stream")) {
+            let is_held = right.holds(page.access.need, page.access.is_reading);
+            let path = at(page, &ids);
+            if !is_held {
+                let status = match page.method.as_str() {
+                    "GET" => client.get(&path).await.0,
+                    _ => client.post(&path, &[("confirm", "yes")]).await.0,
+                };
+                assert_eq!(status, 403, "{right:?} {} {path}", page.method);
+                refused += 1;
+            } else if page.method == "GET" {
+                let (status, html) = client.get(&path).await;
+                assert!(status != 401 && status != 403, "{right:?} {path}: {html}");
+            }
+        }
+    }
+    assert!(refused > 40, "{refused}");
 }
 
 #[tokio::test]
@@ -184,14 +290,111 @@ async fn a_form_from_elsewhere_changes_nothing() {
 
 /// Signs in as the operator; returns the cookie.
 async fn sign_in(gateway: &Gateway) -> String {
+    try_sign_in(gateway, "/sign-in", gateway.token()).await.expect("the admin token signs in")
+}
+
+/// Signs in with a token; returns the cookie, or nothing if that is refused.
+async fn try_sign_in(gateway: &Gateway, path: &str, token: &str) -> Option<String> {
+    let answer = send_form(gateway, path, "", &format!("token={token}")).await;
+    let cookie = answer.headers.get("set-cookie").filter(|_| answer.status == 303)?;
+    Some(cookie.to_str().unwrap().split(';').next().unwrap().to_owned())
+}
+
+/// Sends a form of our own pages with this cookie.
+async fn send_form(gateway: &Gateway, path: &str, cookie: &str, form: &str) -> crate::support::Answer {
     let stranger = Client::new(gateway.address, "none");
     let origin = format!("http://{}", gateway.address);
-    let headers =
-        [("origin", origin.as_str()), ("content-type", "application/x-www-form-urlencoded"), ("authorization", "")];
-    let form = format!("token={}", gateway.token());
-    let answer = stranger.send("POST", "/sign-in", &headers, form).await.unwrap();
-    assert_eq!(answer.status, 303);
-    answer.headers["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned()
+    let headers = [
+        ("origin", origin.as_str()),
+        ("content-type", "application/x-www-form-urlencoded"),
+        ("authorization", ""),
+        ("cookie", cookie),
+    ];
+    stranger.send("POST", path, &headers, form.to_owned()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_cookie_that_somebody_else_has_put_there_is_never_a_session() {
+    let gateway = Gateway::start().await;
+    let known = sign_in(&gateway).await;
+    let name = known.split('=').next().unwrap();
+    let secret = known.split('=').nth(1).unwrap();
+    // One that was made up, one of somebody who has left, and one that is in force.
+    let left = PageClient::operator(&gateway).await;
+    left.post("/sign-out", &[]).await;
+    let made_up = format!("{name}=phs_{}", "a".repeat(secret.len() - 4));
+    for preset in [made_up.as_str(), left.cookie(), known.as_str()] {
+        let begun = send_form(&gateway, "/sign-in", preset, &format!("token={}", gateway.token())).await;
+        assert_eq!(begun.status, 303);
+        let begun = begun.headers["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+        assert_ne!(begun, preset, "a sign-in has a new secret");
+        let opens = async |cookie: &str| {
+            let headers = [("cookie", cookie), ("authorization", "")];
+            Client::new(gateway.address, "none").send("GET", "/tenants", &headers, "").await.unwrap().status
+        };
+        assert_eq!(opens(&begun).await, 200);
+        assert_eq!(opens(preset).await, if preset == known { 200 } else { 401 }, "{preset}");
+    }
+}
+
+#[tokio::test]
+async fn the_code_of_a_link_is_in_no_log_and_works_once() {
+    let printed = CapturedOutput::default();
+    let options = Options { output: Some(printed.clone()), ..Options::flags(&["--log", "debug"]) };
+    let gateway = Gateway::start_with(options).await;
+    let mut secrets = Vec::new();
+    for (link, enter) in [("/v1/sign-in-links", "/enter"), ("/v1/tenants/default/portal-links", "/portal/enter")] {
+        let new = if enter == "/enter" { json!({}) } else { json!({"rights": ["read"]}) };
+        let made = gateway.client.post_json(link, &new).await.expect(201);
+        let code = made["url"].as_str().unwrap().split('#').nth(1).expect("the code is in the fragment").to_owned();
+        let shown = Client::new(gateway.address, "none").get(enter).await;
+        assert!(shown.status == 200 && !String::from_utf8_lossy(&shown.body).contains(&code));
+        let begun = send_form(&gateway, enter, "", &format!("code={code}")).await;
+        assert_eq!(begun.status, 303, "{begun:?}");
+        let cookie = begun.headers["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+        let location = begun.headers["location"].to_str().unwrap();
+        assert!(!location.contains(&code), "{location}");
+        let again = send_form(&gateway, enter, "", &format!("code={code}")).await;
+        assert!(again.status == 401 && !String::from_utf8_lossy(&again.body).contains(&code), "{again:?}");
+        secrets.extend([code, cookie.split('=').nth(1).unwrap().to_owned()]);
+    }
+    let log = eventually("the log", || async {
+        let text = printed.text();
+        if text.matches("signed in to the").count() >= 2 { Ok(text) } else { Err(text) }
+    })
+    .await;
+    let audit = gateway.client.get("/v1/audit?limit=500").await.expect(200).to_string();
+    for secret in secrets {
+        assert!(!log.contains(&secret), "the log has {secret}: {log}");
+        assert!(!audit.contains(&secret), "the audit log has {secret}: {audit}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_a_stranger_is_confined_when_it_is_downloaded() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let answer = "<!doctype html><script>alert(1)</script>";
+    receiver.answer_with(move |_| Reply::Body(200, answer.into()));
+    let ids = tenant_with_everything(&gateway, "acme", &receiver).await;
+    let operator = PageClient::operator(&gateway).await;
+    for path in [
+        format!("/deliveries/acme/{}/answers/1", ids["delivery"]),
+        format!("/events/acme/{}/data", ids["event"]),
+        "/dead-letters/export?tenant=acme".to_owned(),
+    ] {
+        let file = operator.open(&path).await;
+        assert_eq!(file.status, 200, "{path}: {file:?}");
+        let header = |name: &str| file.headers[name].to_str().unwrap();
+        let policy = header("content-security-policy");
+        assert!(policy.contains("sandbox") && policy.contains("default-src 'none'"), "{path}: {policy}");
+        assert!(!policy.contains("allow-") && !policy.contains("'self'"), "{path}: {policy}");
+        assert_eq!((header("x-content-type-options"), header("cache-control")), ("nosniff", "no-store"), "{path}");
+        assert!(header("content-disposition").starts_with("attachment"), "{path}");
+        assert!(
+            ["text/plain", "application/x-ndjson"].iter().any(|kind| header("content-type").starts_with(kind)),
+            "{file:?}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -267,8 +470,11 @@ async fn a_sign_out_ends_the_session_and_a_new_one_has_another_secret() {
     let (first, second) = (sign_in(&gateway).await, sign_in(&gateway).await);
     assert_ne!(first, second, "every sign-in has a secret of its own");
     let operator = PageClient::operator(&gateway).await;
-    let (status, location, _) = operator.post("/sign-out", &[]).await;
-    assert_eq!((status.as_u16(), location.as_deref()), (303, Some("./sign-in")));
+    let left = operator.submit("/sign-out", &[]).await;
+    let header = |name: &str| left.headers[name].to_str().unwrap();
+    assert_eq!((left.status, header("location")), (303, "./sign-in"));
+    assert_eq!(header("clear-site-data"), "\"cache\", \"storage\"", "nothing is left for the next person");
+    assert!(header("set-cookie").contains("Max-Age=0"), "{left:?}");
     assert_eq!(operator.get("/").await.0, 401);
 }
 

@@ -82,13 +82,23 @@ impl PageClient {
 
     /// Sends a form with the token of this sign-in; returns also where it leads.
     pub async fn post(&self, path: &str, form: &[(&str, &str)]) -> (StatusCode, Option<String>, String) {
+        let answer = self.submit(path, form).await;
+        let location = answer.headers.get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
+        let status = StatusCode::from_u16(answer.status).expect("a status");
+        (status, location, String::from_utf8_lossy(&answer.body).into_owned())
+    }
+
+    /// Sends a form with the token of this sign-in; returns the whole answer.
+    pub async fn submit(&self, path: &str, form: &[(&str, &str)]) -> Answer {
         let (_, home) = self.get(self.home).await;
         let token = home.split("name=\"form_token\" value=\"").nth(1).and_then(|rest| rest.split('"').next());
         let token = token.unwrap_or_else(|| panic!("no form on {}: {home}", self.home)).to_owned();
         let form = [form, &[("form_token", token.as_str())]].concat();
-        let answer = self.send("POST", path, &form).await;
-        let location = answer.headers.get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
-        let status = StatusCode::from_u16(answer.status).expect("a status");
-        (status, location, String::from_utf8_lossy(&answer.body).into_owned())
+        self.send("POST", path, &form).await
+    }
+
+    /// Returns the cookie of this sign-in.
+    pub fn cookie(&self) -> &str {
+        &self.cookie
     }
 }
