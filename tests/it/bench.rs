@@ -121,6 +121,47 @@ async fn neighbour_measures_a_quiet_tenant_alone_and_beside_a_loud_one() {
     }
 }
 
+/// Looks at the pages of a store that is nearly empty; returns the report. Whether pages
+/// are slow depends on the machine, and what is said about it does not.
+async fn dashboard(more: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let size = ["--endpoints", "30", "--finished", "300", "--dead", "90", "--waiting", "20"];
+    let people = ["--viewers", "3", "--pairs", "0", "--seconds", "1", "--json"];
+    let args = [&["bench", "dashboard"], &size[..], &people, more].concat();
+    let output = posthaste(&args).current_dir(folder.path()).output().await.expect("it runs");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|problem| panic!("{problem}: {out} {err}"));
+    let over = report["over_limits"].as_array().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(!over.is_empty())), "{over:?} {err}");
+    assert_eq!(over.is_empty(), !err.contains("over their limits"), "{over:?} {err}");
+    report
+}
+
+/// Every page was opened, and those about dead letters and figures have something to show.
+fn has_pages(report: &Value) {
+    let pages = report["pages"].as_array().unwrap();
+    let bytes = |name: &str| {
+        let page = pages.iter().find(|page| page["page"] == name).unwrap_or_else(|| panic!("no {name} in {report}"));
+        number(page, "bytes")
+    };
+    assert!(pages.len() > 35, "{report}");
+    assert!(pages.iter().all(|page| number(page, "bytes") > 500), "{report}");
+    assert!(bytes("/dead-letters/list") > 15_000, "fifty rows: {report}");
+    assert!(bytes("/dead-letters") > bytes("/jobs") + 2_000, "groups: {report}");
+    for name in ["/search?q=bench-nothing", "/simulator?tenant={tenant}&endpoint={endpoint}", "/portal/dead-letters"] {
+        assert!(bytes(name) > 1_000, "{report}");
+    }
+    let asked: u64 = pages.iter().map(|page| number(page, "asked")).sum();
+    assert!(asked >= 3, "each of the people has seen a page: {report}");
+}
+
+#[tokio::test]
+async fn dashboard_opens_every_page_of_a_seeded_store() {
+    has_pages(&dashboard(&[]).await);
+    let database = Server::shared(&[]).await.database().await;
+    has_pages(&dashboard(&["--database-url", database.url()]).await);
+}
+
 #[tokio::test]
 async fn several_nodes_on_one_database_deliver_everything() {
     let database = Server::shared(&[]).await.database().await;

@@ -1,31 +1,32 @@
 //! Measures how long the pages of the dashboard take on a large store while people look
 //! at them, and what that costs the events that come in meanwhile.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use hdrhistogram::Histogram;
 use http::Method;
-use http::header::{CONTENT_TYPE, COOKIE, ETAG, HOST, IF_NONE_MATCH, ORIGIN, SET_COOKIE};
-use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use super::gateway::{BenchFolder, BenchStore, GatewayGroup};
 use super::load::{self, LoadCounters};
 use super::receiver::BenchReceiver;
 use super::result::Quantiles;
 use super::scenario::{Routing, Scenario};
-use super::seed;
+use super::seed::{self, StoreSeed};
+use super::viewers::{self, PageTimes, TimesByPage};
 
-/// How often a page that is seen asks for itself again.
-const REFRESH: Duration = Duration::from_secs(5);
+/// Longest time that 99 of 100 answers of the overview may take, in milliseconds.
+const OVERVIEW_P99_MS: f64 = 50.0;
+/// Longest time that 99 of 100 answers of any other page may take, in milliseconds.
+const PAGE_P99_MS: f64 = 150.0;
+/// Largest page, in bytes.
+const PAGE_BYTES_MAX: usize = 60_000;
+/// How often it is looked whether the first dead letter is there.
+const DEAD_POLL: Duration = Duration::from_millis(50);
+/// How often it is looked at most.
+const DEAD_POLLS: usize = 600;
 /// Endpoints at which deliveries wait.
 const WAITING_ENDPOINTS: usize = 100;
 /// Producers of the load beside which pages are looked at.
@@ -40,6 +41,9 @@ pub struct DashboardBenchArgs {
     /// How many finished deliveries are in the store, written to it by SQL.
     #[arg(long, default_value_t = 10_000_000, value_parser = super::count)]
     finished: usize,
+    /// How many dead letters there are, written to the store by SQL.
+    #[arg(long, default_value_t = 100_000, value_parser = super::count)]
+    dead: usize,
     /// How many deliveries wait.
     #[arg(long, default_value_t = 1_000_000, value_parser = super::count)]
     waiting: usize,
@@ -47,7 +51,7 @@ pub struct DashboardBenchArgs {
     #[arg(long, default_value_t = 50, value_parser = super::count)]
     viewers: usize,
     /// How long people look, in seconds.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
     /// How many times the load is measured without and with viewers, to compare both.
     #[arg(long, default_value_t = 7)]
@@ -59,52 +63,73 @@ pub struct DashboardBenchArgs {
     store: BenchStore,
 }
 
-/// What was measured of one page.
-#[derive(Debug)]
-struct PageTimes {
-    micros: Histogram<u64>,
-    bytes: usize,
-    unchanged: u64,
-}
-
-/// Fills a store, looks at its pages, and prints how long they took.
+/// Fills a store, looks at its pages, and prints how long they took. A page that is
+/// too slow or too large is a failure.
 pub async fn run(args: DashboardBenchArgs) -> anyhow::Result<()> {
     let mut folder = BenchFolder::new(args.store.clone())?;
     let receiver = BenchReceiver::start().await?;
     let group = filled(&mut folder, &receiver, &args).await?;
-    let session = sign_in(&group).await?;
-    let pages = pages(&group).await?;
-    let alone = look(&group, &session, &pages, &args).await?;
+    let pages = viewers::pages(&group).await?;
+    let duration = Duration::from_secs(args.seconds);
+    let mut times = viewers::open_all(&group, &pages).await?;
+    viewers::look(viewers::start(&group, &pages, args.viewers, duration), &mut times).await?;
     let mut ratios = Vec::new();
     for _ in 0..args.pairs {
-        let without = cpu_micros(&group, &receiver).await?;
-        let mut viewers = start_viewers(&group, &session, &pages, &args);
-        let with = cpu_micros(&group, &receiver).await?;
+        let without = cpu_micros(&group, &receiver, args.load_seconds()).await?;
+        let mut viewers = viewers::start(&group, &pages, args.viewers, duration);
+        let with = cpu_micros(&group, &receiver, args.load_seconds()).await?;
         viewers.shutdown().await;
         ratios.push(with / without);
     }
     group.stop().await;
     ratios.sort_by(f64::total_cmp);
-    print(&args, &alone, ratios.get(ratios.len() / 2).copied())
+    let over = over_limits(&times);
+    print(&args, &times, &over, ratios.get(ratios.len() / 2).copied())?;
+    if !over.is_empty() {
+        bail!("{} of {} pages are over their limits: {}", over.len(), times.len(), over.join("; "));
+    }
+    Ok(())
 }
 
-fn print(args: &DashboardBenchArgs, pages: &BTreeMap<String, PageTimes>, cost: Option<f64>) -> anyhow::Result<()> {
+impl DashboardBenchArgs {
+    /// Returns how long a load lasts, in seconds.
+    fn load_seconds(&self) -> u64 {
+        self.seconds.min(5)
+    }
+}
+
+/// Returns which pages are too slow or too large, in words.
+fn over_limits(pages: &TimesByPage) -> Vec<String> {
+    let over = |(name, times): (&String, &PageTimes)| {
+        let limit = if name == "/" { OVERVIEW_P99_MS } else { PAGE_P99_MS };
+        let p99 = Quantiles::of(&times.micros).map_or(0.0, |quantiles| quantiles.p99);
+        let is_slow = (p99 >= limit).then(|| format!("{name} took {p99:.1} ms, and may take {limit:.0}"));
+        let bytes = times.bytes;
+        let is_large = bytes >= PAGE_BYTES_MAX;
+        let is_large = is_large.then(|| format!("{name} has {bytes} bytes, and may have {PAGE_BYTES_MAX}"));
+        is_slow.into_iter().chain(is_large)
+    };
+    pages.iter().flat_map(over).collect()
+}
+
+fn print(args: &DashboardBenchArgs, pages: &TimesByPage, over: &[String], cost: Option<f64>) -> anyhow::Result<()> {
     if args.json {
         let page = |(path, times): (&String, &PageTimes)| {
             json!({"page": path, "ms": Quantiles::of(&times.micros), "bytes": times.bytes, "unchanged": times.unchanged,
                 "asked": times.micros.len()})
         };
         let pages: Vec<Value> = pages.iter().map(page).collect();
-        println!("{}", serde_json::to_string_pretty(&json!({"pages": pages, "cpu_per_event_ratio": cost}))?);
+        let report = json!({"pages": pages, "over_limits": over, "cpu_per_event_ratio": cost});
+        println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(());
     }
     println!(
-        "{} endpoints, {} finished and {} waiting deliveries, {} viewers",
-        args.endpoints, args.finished, args.waiting, args.viewers
+        "{} endpoints, {} finished, {} dead and {} waiting deliveries, {} viewers",
+        args.endpoints, args.finished, args.dead, args.waiting, args.viewers
     );
     for (path, times) in pages {
         let Some(Quantiles { p50, p99, .. }) = Quantiles::of(&times.micros) else { continue };
-        println!("  {path:<28} p50 {p50:>7.1} ms  p99 {p99:>7.1} ms  {:>7} bytes", times.bytes);
+        println!("  {path:<46} p50 {p50:>7.1} ms  p99 {p99:>7.1} ms  {:>6} bytes", times.bytes);
     }
     if let Some(cost) = cost {
         println!("  CPU per event with viewers, to that without: {cost:.3} (median of {})", args.pairs);
@@ -131,13 +156,32 @@ async fn filled(
     }
     let backlog = Scenario { endpoints: waiting, backlog: args.waiting, bytes: 200, ..many };
     load::fill(&group, &backlog).await.context("the backlog could not be filled")?;
-    cpu_micros(&group, receiver).await.context("nothing was delivered")?;
-    let (finished, database) = (args.finished, args.store.database_url.clone());
+    cpu_micros(&group, receiver, args.load_seconds()).await.context("nothing was delivered")?;
+    let away = json!({"url": "http://127.0.0.1:9/", "format": "raw", "event_types": ["bench.dead"],
+        "retry": {"schedule": ["50ms"], "max_attempts": 1}});
+    group.create_endpoints(vec![away.to_string()]).await?;
+    first_dead_letter(&group).await?;
+    let content = StoreSeed { tenant: group.tenant().to_owned(), finished: args.finished, dead: args.dead };
+    let database = args.store.database_url.clone();
     let seed = async move |data: std::path::PathBuf| match database {
-        Some(url) => seed::postgres(&url, finished).await,
-        None => tokio::task::spawn_blocking(move || seed::embedded(&data, finished)).await?,
+        Some(url) => seed::postgres(&url, &content).await,
+        None => tokio::task::spawn_blocking(move || seed::embedded(&data, &content)).await?,
     };
     folder.changed(group, seed).await.context("finished deliveries could not be written")
+}
+
+/// Makes a dead letter, for others to be copies of.
+async fn first_dead_letter(group: &GatewayGroup) -> anyhow::Result<()> {
+    let event = r#"{"id":"bench-dead","type":"bench.dead","data":{}}"#;
+    group.call(Method::POST, &format!("/v1/tenants/{}/events", group.tenant()), event).await?;
+    for _ in 0..DEAD_POLLS {
+        let list = group.call(Method::GET, &format!("/v1/tenants/{}/dead-letters?limit=1", group.tenant()), "").await?;
+        if serde_json::from_str::<Value>(&list)?["data"][0]["id"].is_string() {
+            return Ok(());
+        }
+        tokio::time::sleep(DEAD_POLL).await;
+    }
+    bail!("a delivery to an address where nobody listens did not die")
 }
 
 fn single(seconds: u64) -> Scenario {
@@ -145,150 +189,37 @@ fn single(seconds: u64) -> Scenario {
 }
 
 /// Returns how much CPU time an event takes at saturation, in microseconds.
-async fn cpu_micros(group: &GatewayGroup, receiver: &BenchReceiver) -> anyhow::Result<f64> {
+async fn cpu_micros(group: &GatewayGroup, receiver: &BenchReceiver, seconds: u64) -> anyhow::Result<f64> {
     let (counters, before, arrived) = (Arc::new(LoadCounters::default()), group.usage().await?, receiver.arrived());
-    load::saturating(group, receiver, &single(5), &counters).await?;
+    load::saturating(group, receiver, &single(seconds), &counters).await?;
     let accepted = counters.accepted.load(Ordering::Relaxed);
     receiver.wait_for(arrived + accepted).await?;
     Ok((group.usage().await? - before).cpu_seconds * 1e6 / accepted.max(1) as f64)
 }
 
-/// Signs in with the admin token; returns the cookie.
-async fn sign_in(group: &GatewayGroup) -> anyhow::Result<Arc<str>> {
-    let node = group.node(0);
-    let request = hyper::Request::post("/sign-in")
-        .header(HOST, node.address().to_string())
-        .header(ORIGIN, format!("http://{}", node.address()))
-        .header("sec-fetch-site", "same-origin")
-        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-        .body(Full::new(Bytes::from(format!("token={}", node.token()))))?;
-    let response = node.connect().await?.send_request(request).await?;
-    let cookie = response.headers().get(SET_COOKIE).and_then(|cookie| cookie.to_str().ok()?.split(';').next());
-    Ok(cookie.with_context(|| format!("signing in was answered {}", response.status()))?.into())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Returns the pages that are looked at, one of each kind.
-async fn pages(group: &GatewayGroup) -> anyhow::Result<Vec<(String, String)>> {
-    let tenant = group.tenant();
-    let first = async |list: &str| {
-        let answer = group.call(Method::GET, &format!("/v1/tenants/{tenant}/{list}"), "").await?;
-        let answer: Value = serde_json::from_str(&answer)?;
-        let id = answer["data"][0]["id"].as_str().with_context(|| format!("there is nothing in {list}"))?;
-        anyhow::Ok(id.to_owned())
-    };
-    let (endpoint, event) = (first("endpoints?limit=1").await?, first("events?limit=1").await?);
-    let (finished, waiting) =
-        (first("deliveries?state=delivered&limit=1").await?, first("deliveries?state=waiting&limit=1").await?);
-    let lists = ["/", "/endpoints", "/deliveries", "/deliveries?state=waiting", "/dead-letters", "/jobs", "/tenants"];
-    let more = ["/endpoints?sort=attention", "/cluster", "/audit", "/tokens", "/settings", "/live"];
-    let mut pages: Vec<(String, String)> =
-        lists.iter().chain(&more).map(|path| ((*path).into(), (*path).into())).collect();
-    pages.push(("/events".into(), format!("/events?tenant={tenant}")));
-    pages.push(("/endpoints/{endpoint}".into(), format!("/endpoints/{tenant}/{endpoint}")));
-    pages.push(("/events/{event}".into(), format!("/events/{tenant}/{event}")));
-    pages.push(("/deliveries/{delivered}".into(), format!("/deliveries/{tenant}/{finished}")));
-    pages.push(("/deliveries/{waiting}".into(), format!("/deliveries/{tenant}/{waiting}")));
-    pages.push(("/tenants/{tenant}".into(), format!("/tenants/{tenant}")));
-    Ok(pages)
-}
-
-type Viewers = JoinSet<anyhow::Result<BTreeMap<String, PageTimes>>>;
-
-/// Lets people look for a while; returns how long each page took.
-async fn look(
-    group: &GatewayGroup,
-    session: &Arc<str>,
-    pages: &[(String, String)],
-    args: &DashboardBenchArgs,
-) -> anyhow::Result<BTreeMap<String, PageTimes>> {
-    let mut viewers = start_viewers(group, session, pages, args);
-    let mut all: BTreeMap<String, PageTimes> = BTreeMap::new();
-    while let Some(seen) = viewers.join_next().await {
-        for (path, times) in seen?? {
-            match all.get_mut(&path) {
-                None => drop(all.insert(path, times)),
-                Some(sum) => {
-                    sum.micros.add(&times.micros)?;
-                    sum.bytes = sum.bytes.max(times.bytes);
-                    sum.unchanged += times.unchanged;
-                }
-            }
-        }
-    }
-    Ok(all)
-}
-
-/// Starts people who each look at one page after the other, and stay at each for two
-/// refreshes.
-fn start_viewers(
-    group: &GatewayGroup,
-    session: &Arc<str>,
-    pages: &[(String, String)],
-    args: &DashboardBenchArgs,
-) -> Viewers {
-    let mut viewers = JoinSet::new();
-    let until = Instant::now() + Duration::from_secs(args.seconds);
-    for number in 0..args.viewers {
-        let (address, session, pages) = (group.node(number).address(), session.clone(), pages.to_vec());
-        viewers.spawn(async move { Viewer { address, session }.look(&pages, number, until).await });
-    }
-    viewers
-}
-
-struct Viewer {
-    address: SocketAddr,
-    session: Arc<str>,
-}
-
-impl Viewer {
-    async fn look(
-        self,
-        pages: &[(String, String)],
-        number: usize,
-        until: Instant,
-    ) -> anyhow::Result<BTreeMap<String, PageTimes>> {
-        let mut connection = load::connect(self.address).await?;
-        let mut seen: BTreeMap<String, PageTimes> = BTreeMap::new();
-        // Not all in the same moment.
-        tokio::time::sleep(REFRESH.mul_f64((number as f64 / 50.0).fract())).await;
-        for visit in number.. {
-            // Every other page that is opened is the overview.
-            let (name, path) = if visit % 2 == 0 { &pages[0] } else { &pages[visit / 2 % pages.len()] };
-            let mut etag = None;
-            for _ in 0..2 {
-                let began = Instant::now();
-                if began >= until {
-                    return Ok(seen);
-                }
-                let mut request = hyper::Request::get(path.as_str())
-                    .header(HOST, self.address.to_string())
-                    .header(COOKIE, &*self.session)
-                    .header("sec-fetch-site", "same-origin");
-                if let Some(etag) = etag.take() {
-                    request = request.header(IF_NONE_MATCH, etag);
-                }
-                connection.ready().await?;
-                let response = connection.send_request(request.body(Full::new(Bytes::new()))?).await?;
-                let status = response.status();
-                etag = response.headers().get(ETAG).cloned();
-                let body = response.into_body().collect().await?.to_bytes();
-                if !(status.is_success() || status == http::StatusCode::NOT_MODIFIED) {
-                    bail!("{path} was answered {status}: {}", String::from_utf8_lossy(&body));
-                }
-                let times = match seen.get_mut(name) {
-                    Some(times) => times,
-                    None => seen.entry(name.clone()).or_insert(PageTimes {
-                        micros: Histogram::new(3)?,
-                        bytes: 0,
-                        unchanged: 0,
-                    }),
-                };
-                times.micros.record(u64::try_from(began.elapsed().as_micros())?)?;
-                times.bytes = times.bytes.max(body.len());
-                times.unchanged += u64::from(status == http::StatusCode::NOT_MODIFIED);
-                tokio::time::sleep_until(began + REFRESH).await;
-            }
-        }
-        Ok(seen)
+    #[test]
+    fn a_page_that_is_slow_or_large_is_named() {
+        let page = |millis: u64, bytes: usize| {
+            let mut times = PageTimes { bytes, ..PageTimes::new().unwrap() };
+            times.micros.record(millis * 1_000).unwrap();
+            times
+        };
+        let pages = [
+            ("/", page(60, 100)),
+            ("/endpoints", page(60, 100)),
+            ("/jobs", page(160, 100)),
+            ("/live", page(1, 61_000)),
+            ("/tokens", PageTimes::new().unwrap()),
+        ];
+        let pages: TimesByPage = pages.into_iter().map(|(name, times)| (name.to_owned(), times)).collect();
+        let over = over_limits(&pages);
+        assert_eq!(over.len(), 3, "{over:?}");
+        assert!(over[0].starts_with("/ took 60.") && over[0].ends_with("may take 50"), "{over:?}");
+        assert!(over[1].starts_with("/jobs took 16"), "{over:?}");
+        assert_eq!(over[2], "/live has 61000 bytes, and may have 60000");
     }
 }

@@ -21,7 +21,9 @@ mod run;
 mod sampler;
 mod scenario;
 mod seed;
+mod seed_figures;
 mod ticker;
+mod viewers;
 
 use super::screen::Screen;
 use gateway::{BenchFolder, BenchStore};

@@ -1,0 +1,262 @@
+//! People who look at the pages of the dashboard and the portal: which pages there are,
+//! and how long each takes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use http::header::{CONTENT_TYPE, COOKIE, ETAG, HOST, HeaderValue, IF_NONE_MATCH, ORIGIN, SET_COOKIE};
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::gateway::{ApiConnection, GatewayGroup};
+use super::load;
+
+/// How often a page that is seen asks for itself again, as the pages' script has it.
+const REFRESH: Duration = Duration::from_secs(3);
+
+/// A page that is looked at.
+#[derive(Debug, Clone)]
+pub struct BenchPage {
+    /// Name of the page, without ids.
+    pub name: String,
+    path: String,
+    session: Arc<str>,
+}
+
+/// What was measured of one page.
+#[derive(Debug)]
+pub struct PageTimes {
+    /// How long its answers took.
+    pub micros: Histogram<u64>,
+    /// Size of its largest answer.
+    pub bytes: usize,
+    /// Number of answers that said that nothing has changed.
+    pub unchanged: u64,
+}
+
+impl PageTimes {
+    /// Returns the times of a page that nobody has seen yet.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self { micros: Histogram::new(3)?, bytes: 0, unchanged: 0 })
+    }
+
+    fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        self.micros.add(&other.micros)?;
+        self.bytes = self.bytes.max(other.bytes);
+        self.unchanged += other.unchanged;
+        Ok(())
+    }
+}
+
+/// Signs in with a token; returns the cookie.
+async fn sign_in(group: &GatewayGroup, path: &str, token: &str) -> anyhow::Result<Arc<str>> {
+    let node = group.node(0);
+    let request = hyper::Request::post(path)
+        .header(HOST, node.address().to_string())
+        .header(ORIGIN, format!("http://{}", node.address()))
+        .header("sec-fetch-site", "same-origin")
+        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(Full::new(Bytes::from(format!("token={token}"))))?;
+    let response = node.connect().await?.send_request(request).await?;
+    let cookie = response.headers().get(SET_COOKIE).and_then(|cookie| cookie.to_str().ok()?.split(';').next());
+    Ok(cookie.with_context(|| format!("signing in was answered {}", response.status()))?.into())
+}
+
+/// Signs in to both sites; returns the pages that are looked at, one of each kind. The
+/// overview is the first.
+pub async fn pages(group: &GatewayGroup) -> anyhow::Result<Vec<BenchPage>> {
+    let tenant = group.tenant();
+    let call = async |method: Method, path: &str, body: &str| {
+        let answer = group.call(method, path, body).await?;
+        anyhow::Ok(serde_json::from_str::<Value>(&answer)?)
+    };
+    let first = async |list: &str| {
+        let answer = call(Method::GET, &format!("/v1/tenants/{tenant}/{list}"), "").await?;
+        let id = answer["data"][0]["id"].as_str().with_context(|| format!("there is nothing in {list}"))?;
+        anyhow::Ok(id.to_owned())
+    };
+    let nothing = json!({"kind": "replay", "filter": {"key": "bench-nothing"}}).to_string();
+    let job = call(Method::POST, &format!("/v1/tenants/{tenant}/jobs"), &nothing).await?;
+    let token = json!({"tenant": tenant, "rights": ["manage", "read"], "name": "bench"}).to_string();
+    let token = call(Method::POST, "/v1/tokens", &token).await?;
+    let ids = [
+        ("{tenant}", tenant.to_owned()),
+        ("{endpoint}", first("endpoints?limit=1").await?),
+        ("{event}", first("events?limit=1").await?),
+        ("{delivered}", first("deliveries?state=delivered&limit=1").await?),
+        ("{waiting}", first("deliveries?state=waiting&limit=1").await?),
+        ("{dead}", first("dead-letters?limit=1").await?),
+        ("{job}", job["id"].as_str().context("a job has an id")?.to_owned()),
+    ];
+    let operator = sign_in(group, "/sign-in", group.node(0).token()).await?;
+    let portal = sign_in(group, "/portal/sign-in", token["token"].as_str().context("a token was made")?).await?;
+    let page = |name: &&str, session: &Arc<str>| BenchPage {
+        name: (*name).to_owned(),
+        path: ids.iter().fold((*name).to_owned(), |path, (name, id)| path.replace(name, id)),
+        session: session.clone(),
+    };
+    let operator = OPERATOR_PAGES.iter().map(|name| page(name, &operator));
+    Ok(operator.chain(PORTAL_PAGES.iter().map(|name| page(name, &portal))).collect())
+}
+
+const OPERATOR_PAGES: [&str; 28] = [
+    "/",
+    "/endpoints",
+    "/endpoints?sort=attention",
+    "/endpoints/{tenant}/{endpoint}",
+    "/deliveries",
+    "/deliveries?state=waiting",
+    "/deliveries/{tenant}/{delivered}",
+    "/deliveries/{tenant}/{waiting}",
+    "/deliveries/{tenant}/{dead}",
+    "/events?tenant={tenant}",
+    "/events/{tenant}/{event}",
+    "/event-types?tenant={tenant}",
+    "/search?q=bench-nothing",
+    "/live",
+    "/dead-letters",
+    "/dead-letters/list",
+    "/dead-letters/recover?tenant={tenant}&kind=replay&preview=yes",
+    "/jobs",
+    "/jobs/{tenant}/{job}",
+    "/simulator?tenant={tenant}&endpoint={endpoint}",
+    "/debugger?tenant={tenant}",
+    "/tenants",
+    "/tenants/{tenant}",
+    "/cluster",
+    "/audit",
+    "/tokens",
+    "/settings",
+    "/endpoints/{tenant}/{endpoint}/edit",
+];
+
+const PORTAL_PAGES: [&str; 10] = [
+    "/portal",
+    "/portal/endpoints",
+    "/portal/endpoints/{endpoint}",
+    "/portal/deliveries",
+    "/portal/deliveries/{dead}",
+    "/portal/events",
+    "/portal/event-types",
+    "/portal/dead-letters",
+    "/portal/dead-letters/list",
+    "/portal/access",
+];
+
+/// What each page took, by its name.
+pub type TimesByPage = BTreeMap<String, PageTimes>;
+/// People who look at pages at the same time.
+pub type Viewers = JoinSet<anyhow::Result<TimesByPage>>;
+
+/// Opens every page once, so that each is known to work and how large it is; the time
+/// is not counted, since nothing is in memory yet.
+pub async fn open_all(group: &GatewayGroup, pages: &[BenchPage]) -> anyhow::Result<TimesByPage> {
+    let address = group.node(0).address();
+    let mut connection = load::connect(address).await?;
+    let mut seen = TimesByPage::new();
+    for page in pages {
+        let answer = page.ask(&mut connection, address, None).await?;
+        let times = PageTimes { bytes: answer.bytes, ..PageTimes::new()? };
+        seen.insert(page.name.clone(), times);
+    }
+    Ok(seen)
+}
+
+/// Lets these people look until they are done, and adds how long each page took.
+pub async fn look(mut viewers: Viewers, all: &mut TimesByPage) -> anyhow::Result<()> {
+    while let Some(seen) = viewers.join_next().await {
+        for (name, times) in seen?? {
+            match all.get_mut(&name) {
+                None => drop(all.insert(name, times)),
+                Some(sum) => sum.add(&times)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts people who each look at one page after the other, and stay at each for two
+/// refreshes.
+pub fn start(group: &GatewayGroup, pages: &[BenchPage], count: usize, duration: Duration) -> Viewers {
+    let mut viewers = JoinSet::new();
+    let until = Instant::now() + duration;
+    for number in 0..count {
+        let (address, pages) = (group.node(number).address(), pages.to_vec());
+        viewers.spawn(async move { look_around(address, &pages, number, until).await });
+    }
+    viewers
+}
+
+async fn look_around(
+    address: SocketAddr,
+    pages: &[BenchPage],
+    number: usize,
+    until: Instant,
+) -> anyhow::Result<TimesByPage> {
+    let mut connection = load::connect(address).await?;
+    let mut seen = TimesByPage::new();
+    // Not all in the same moment.
+    tokio::time::sleep(REFRESH.mul_f64((number as f64 / 50.0).fract())).await;
+    for visit in number.. {
+        // Every other page that is opened is the overview.
+        let page = if visit % 2 == 0 { &pages[0] } else { &pages[visit / 2 % pages.len()] };
+        let mut etag = None;
+        for _ in 0..2 {
+            let began = Instant::now();
+            if began >= until {
+                return Ok(seen);
+            }
+            let answer = page.ask(&mut connection, address, etag.take()).await?;
+            let took = u64::try_from(began.elapsed().as_micros())?;
+            if !seen.contains_key(&page.name) {
+                seen.insert(page.name.clone(), PageTimes::new()?);
+            }
+            let Some(times) = seen.get_mut(&page.name) else { continue };
+            times.micros.record(took)?;
+            times.bytes = times.bytes.max(answer.bytes);
+            times.unchanged += u64::from(answer.status == StatusCode::NOT_MODIFIED);
+            etag = answer.etag;
+            tokio::time::sleep_until(began + REFRESH).await;
+        }
+    }
+    Ok(seen)
+}
+
+struct PageBytes {
+    status: StatusCode,
+    etag: Option<HeaderValue>,
+    bytes: usize,
+}
+
+impl BenchPage {
+    async fn ask(
+        &self,
+        connection: &mut ApiConnection,
+        address: SocketAddr,
+        etag: Option<HeaderValue>,
+    ) -> anyhow::Result<PageBytes> {
+        let mut request = hyper::Request::get(self.path.as_str())
+            .header(HOST, address.to_string())
+            .header(COOKIE, &*self.session)
+            .header("sec-fetch-site", "same-origin");
+        if let Some(etag) = etag {
+            request = request.header(IF_NONE_MATCH, etag);
+        }
+        connection.ready().await?;
+        let response = connection.send_request(request.body(Full::new(Bytes::new()))?).await?;
+        let (status, etag) = (response.status(), response.headers().get(ETAG).cloned());
+        let body = response.into_body().collect().await?.to_bytes();
+        if !(status.is_success() || status == StatusCode::NOT_MODIFIED) {
+            bail!("{} was answered {status}: {}", self.path, String::from_utf8_lossy(&body));
+        }
+        Ok(PageBytes { status, etag, bytes: body.len() })
+    }
+}
