@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::support::{Gateway, PageClient, Receiver, Reply, eager_retry, eventually, path_of};
 
 for_every_store! {
+    a_policy_is_tried_in_the_outage_that_failed_attempts_tell_of,
     the_first_page_says_what_fails_what_is_held_and_which_command_helps,
     endpoints_in_trouble_come_first_and_others_are_found_by_search_and_filter,
     an_endpoint_is_paused_resumed_tested_and_its_breaker_worked_from_its_page,
@@ -275,6 +276,29 @@ async fn an_endpoint_is_made_changed_after_a_look_and_deleted_by_typing_its_id()
     let (status, location, _) = operator.post(&format!("{path}/delete"), &[("id", &id(&made))]).await;
     assert_eq!((status, location.as_deref()), (StatusCode::SEE_OTHER, Some("../../../endpoints?done=deleted")));
     read().await.problem(404, "not_found");
+}
+
+async fn a_policy_is_tried_in_the_outage_that_failed_attempts_tell_of() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(503)).await;
+    let settings = json!({"url": receiver.url(), "retry": eager_retry(4), "breaker": {"enabled": false}});
+    let endpoint = gateway.create_endpoint(settings).await;
+    let operator = PageClient::operator(&gateway).await;
+    let address = format!("/simulator?endpoint={}&preset=quick", id(&endpoint));
+    page_with(&operator, &address, "so there is no outage to try").await;
+    gateway.send(json!({"id": "e", "type": "a", "data": 1})).await;
+    gateway.wait_for_state("e", "dead").await;
+    // Its page leads there; nobody has to name the tenant.
+    let path = format!("/endpoints/default/{}", id(&endpoint));
+    let html = page_with(&operator, &path, "Try another policy").await;
+    assert!(html.contains(&format!("simulator?tenant=default&amp;endpoint={}", id(&endpoint))), "{html}");
+    for address in [address.clone(), format!("{address}&tenant=default")] {
+        let html = page_with(&operator, &address, "4 attempts failed").await;
+        assert!(html.contains(">in force<") && html.contains(">tried<"), "{html}");
+    }
+    let manager = token_of(&gateway, "default", &["manage"]).await;
+    let portal = PageClient::portal(&gateway, &manager).await;
+    page_with(&portal, &format!("/portal{address}"), "4 attempts failed").await;
 }
 
 async fn what_strangers_write_into_endpoints_stays_text() {

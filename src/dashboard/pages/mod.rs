@@ -29,6 +29,7 @@ pub mod jobs;
 pub mod live;
 pub mod overview;
 pub mod past_moment;
+mod past_outages;
 pub mod portal_home;
 pub mod portal_look;
 pub mod problem;

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::dashboard::api_caller::segment;
+use super::past_outages::{Outage, past_outages};
+use crate::dashboard::api_caller::{api_path, segment};
 use crate::dashboard::chart::schedule::{AttemptWindow, PlannedPolicy, ScheduleChart};
 use crate::dashboard::chart::{ChartTone, Svg};
 use crate::dashboard::context::PageContext;
@@ -17,9 +18,6 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
 use crate::model::span::Span;
-
-/// Most outages of an endpoint that are tried.
-const OUTAGES_MAX: usize = 5;
 
 #[derive(Deserialize)]
 struct PreviewAnswer {
@@ -52,21 +50,12 @@ struct PreviewRecovery {
     first_minute: u32,
 }
 
-#[derive(Deserialize)]
-struct HistoryPage {
-    data: Vec<HistoryRow>,
-}
-
-#[derive(Deserialize)]
-struct HistoryRow {
-    at: Timestamp,
-    what: String,
-}
-
 /// An outage that an endpoint has had, and what the policies would have done.
 struct PastOutage {
     from: Timestamp,
     lasted: String,
+    /// Attempts that failed in it, if they tell of it.
+    failed: Option<u64>,
     tried: Vec<TriedOutage>,
 }
 
@@ -99,8 +88,9 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let mut wanted: Vec<(String, Value)> = Vec::new();
     let mut problem = None;
     let endpoint = page.query.get("endpoint").to_owned();
-    if !endpoint.is_empty() && !page.tenant().is_empty() {
-        let path = page.tenant_path(&format!("/endpoints/{}", segment(&endpoint)));
+    let tenant = if page.tenant().is_empty() { "default" } else { page.tenant() }.to_owned();
+    if !endpoint.is_empty() {
+        let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, endpoint);
         match page.api.get::<Value>(&path).await {
             Ok(found) => wanted.push(("in force".to_owned(), found["retry"].clone())),
             Err(refused) => problem = Some(refused),
@@ -118,7 +108,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         }
     }
     let outages = match problem {
-        None if !endpoint.is_empty() => past_outages(&page, &endpoint, &wanted).await?,
+        None if !endpoint.is_empty() => tried_outages(&page, &tenant, &endpoint, &wanted).await?,
         _ => Vec::new(),
     };
     let drawing = draw(&policies);
@@ -164,17 +154,15 @@ fn spec_of(query: &FormValues) -> Result<Value, PageError> {
     Ok(spec)
 }
 
-/// Returns the last outages of an endpoint, as its breaker has seen them, with what
-/// each policy would have done.
-async fn past_outages(
+/// Returns the last outages of an endpoint, with what each policy would have done.
+async fn tried_outages(
     page: &PageContext,
+    tenant: &str,
     endpoint: &str,
     wanted: &[(String, Value)],
 ) -> Result<Vec<PastOutage>, PageError> {
-    let path = page.tenant_path(&format!("/endpoints/{}/history?limit=200", segment(endpoint)));
-    let history: HistoryPage = page.api.get(&path).await?;
     let mut outages = Vec::new();
-    for (from, to) in outages_in(&history.data, page.now) {
+    for Outage { from, to, failed } in past_outages(page, tenant, endpoint).await? {
         let lasted = format!("{}s", to.duration_since(from).as_secs().max(1));
         let mut tried = Vec::new();
         for (name, spec) in wanted {
@@ -182,26 +170,9 @@ async fn past_outages(
             let odds = preview.survival.first().map_or(0.0, |survival| survival.odds);
             tried.push(TriedOutage { name: name.clone(), odds, first_minute: preview.recovery.first_minute });
         }
-        outages.push(PastOutage { from, lasted: words::between(from, to), tried });
+        outages.push(PastOutage { from, lasted: words::between(from, to), failed, tried });
     }
     Ok(outages)
-}
-
-/// Pairs openings of the breaker with the closing after them, newest first. An
-/// outage that lasts ends now.
-fn outages_in(newest_first: &[HistoryRow], now: Timestamp) -> Vec<(Timestamp, Timestamp)> {
-    let (mut outages, mut opened) = (Vec::new(), None);
-    for row in newest_first.iter().rev() {
-        match row.what.as_str() {
-            "breaker_opened" if opened.is_none() => opened = Some(row.at),
-            "breaker_closed" | "recovered" => outages.extend(opened.take().map(|from| (from, row.at))),
-            _ => {}
-        }
-    }
-    outages.extend(opened.map(|from| (from, now)));
-    outages.reverse();
-    outages.truncate(OUTAGES_MAX);
-    outages
 }
 
 fn draw(policies: &[ShownPolicy]) -> Svg {
@@ -242,20 +213,5 @@ mod tests {
         assert_eq!(spec("max_attempts=many").unwrap()["max_attempts"], json!("many"), "the API says what is wrong");
         assert_eq!(spec("json=%7B%22preset%22%3A%22long%22%7D").unwrap(), json!({"preset": "long"}));
         assert!(spec("json=%7B").unwrap_err().detail.starts_with("the policy is not JSON"));
-    }
-
-    #[test]
-    fn an_outage_lasts_from_the_opening_to_the_closing() {
-        let at = |second| Timestamp::from_second(second).unwrap();
-        let row = |second, what: &str| HistoryRow { at: at(second), what: what.to_owned() };
-        let history = [
-            row(900, "breaker_opened"),
-            row(400, "breaker_closed"),
-            row(300, "probe_failed"),
-            row(200, "breaker_opened"),
-            row(100, "resumed"),
-        ];
-        assert_eq!(outages_in(&history, at(1_000)), [(at(900), at(1_000)), (at(200), at(400))]);
-        assert!(outages_in(&[], at(0)).is_empty());
     }
 }
