@@ -6,7 +6,7 @@ use posthaste::dashboard::page_table::{self, PageRoute};
 use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually};
+use crate::support::{Gateway, HOSTILE, Options, Receiver, Reply, eager_retry, eventually};
 
 /// What a gateway has been filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,10 +18,6 @@ pub enum Filling {
     /// The same with texts of strangers in every field.
     Hostile,
 }
-
-/// Texts that would do harm if they were taken for markup.
-pub const HOSTILE: &str =
-    "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)><svg onload=alert(3)>\u{202e}gnp.exe{{7*7}}";
 
 /// A gateway on the stage, with values for the parameters of paths.
 pub struct Stage {

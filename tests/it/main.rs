@@ -90,6 +90,7 @@ mod pages;
 mod pages_access;
 mod pages_deliveries;
 mod pages_endpoints;
+mod pages_hostile;
 mod pages_recovery;
 mod pause;
 mod portal;

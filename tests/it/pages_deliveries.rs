@@ -4,7 +4,7 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, PageClient, Receiver, Reply, eager_retry, eventually};
+use crate::support::{Client, Gateway, HOSTILE, PageClient, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     a_waiting_delivery_says_why_it_waits_and_is_retried,
@@ -18,9 +18,6 @@ for_every_store! {
     whatever_strangers_wrote_comes_out_as_text,
     the_live_page_works_without_script,
 }
-
-/// A text that would be script, and one that would turn the line around.
-const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u{202e}";
 
 /// Opens a page that must be there.
 async fn read(pages: &PageClient, path: &str) -> String {

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, PageClient, Receiver, Reply, eager_retry, eventually, path_of};
+use crate::support::{Gateway, HOSTILE, PageClient, Receiver, Reply, eager_retry, eventually, path_of};
 
 for_every_store! {
     a_policy_is_tried_in_the_outage_that_failed_attempts_tell_of,
@@ -15,9 +15,6 @@ for_every_store! {
     what_strangers_write_into_endpoints_stays_text,
     a_reader_of_the_portal_sees_one_tenant_and_changes_nothing,
 }
-
-/// Markup and a character that turns the direction of a line.
-const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u{202e}";
 
 /// Largest page, in bytes.
 const PAGE_BYTES_MAX: usize = 60_000;

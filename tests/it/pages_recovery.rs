@@ -4,7 +4,7 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, PageClient, Receiver, Reply, eventually, unlimited};
+use crate::support::{Client, Gateway, HOSTILE, PageClient, Receiver, Reply, eventually, unlimited};
 
 for_every_store! {
     a_bad_night_is_recovered_in_the_browser,
@@ -18,9 +18,6 @@ for_every_store! {
 }
 
 const DEAD: &str = "/v1/tenants/default/dead-letters";
-/// A text that would be script, and one that would turn the line around.
-const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u{202e}";
-
 /// Lets this many events of a type die at a receiver that refuses them.
 async fn lost(gateway: &Gateway, receiver: &Receiver, count: usize) -> Value {
     receiver.answer_with(|_| Reply::Status(400));
