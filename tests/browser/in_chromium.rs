@@ -5,6 +5,7 @@ use std::path::Path;
 use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
+use crate::by_hand::enter_on;
 use crate::driver::{Browser, Driver};
 use crate::stage::{Filling, Stage};
 
@@ -74,7 +75,7 @@ async fn allow_script(browser: &Browser, is_allowed: bool) {
 }
 
 /// Signs in with a token, as a person does. Works without script, too.
-async fn sign_in(browser: &Browser, stage: &Stage, site: Site) {
+pub async fn sign_in(browser: &Browser, stage: &Stage, site: Site) {
     let (path, token) = match site {
         Site::Operator => ("/sign-in", stage.gateway.token()),
         Site::Portal => ("/portal/sign-in", stage.tenant_token.as_str()),
@@ -271,10 +272,7 @@ async fn keys_lead_to_pages_and_a_delivery_is_replayed_by_keyboard_alone() {
     browser.press("/").await;
     browser.wait_until("the search has the focus", "return document.activeElement.id === 'search'").await;
     let path = stage.paths(Site::Operator).into_iter().find(|path| path.starts_with("/deliveries/default/dlv_"));
-    browser.open(&format!("{}{}", stage.url(), path.unwrap())).await;
-    // Enter on a button, reached by the keyboard.
-    browser.run("document.querySelector('form[action$=\"/replay\"] button').focus()").await;
-    browser.press("\u{e007}").await;
+    enter_on(&browser, &stage, &path.unwrap(), "form[action$=\"/replay\"] button").await;
     browser
         .wait_until(
             "it waits again",

@@ -15,6 +15,7 @@ mod servers;
 #[allow(dead_code, unused_imports, reason = "other stories need more of it")]
 mod support;
 
+mod by_hand;
 mod driver;
 mod framed;
 mod in_chromium;

@@ -55,31 +55,64 @@
   let isOn = sessionStorage.getItem("refresh") !== "off";
   const hasRegions = () => document.querySelector("[data-live]") !== null;
 
+  // Nothing moves under a hand: while something is pressed or typed, and a moment after each key.
+  let isPressed = false;
+  let handAt = 0;
+  for (const kind of ["pointerdown", "pointerup", "pointercancel", "keydown"]) {
+    document.addEventListener(kind, () => {
+      handAt = Date.now();
+      if (kind !== "keydown") isPressed = kind === "pointerdown";
+    }, true);
+  }
+  const isTyping = (field) => field && field.matches("input, textarea") && field.value !== field.defaultValue;
+  const isHandled = () => isPressed || Date.now() - handAt < 700 || isTyping(document.activeElement);
+
   function isBusy(region) {
     const active = document.activeElement;
-    if (active && active !== body && region.contains(active) && active.matches("input, select, textarea, button, summary, [contenteditable]")) return true;
+    if (active && active !== body && region.contains(active) && active.matches("input, select, textarea, [contenteditable]")) return true;
     const chosen = document.getSelection();
     if (chosen && !chosen.isCollapsed && region.contains(chosen.anchorNode)) return true;
-    if (region.matches(":active")) return true;
     return all("input, select, textarea", region).some((field) =>
       field.type === "checkbox" || field.type === "radio" ? field.checked !== field.defaultChecked
         : field.tagName === "SELECT" ? false : field.value !== field.defaultValue);
   }
 
+  // The focus goes to the same element of the fresh region: the one with its id, else the
+  // one that leads to the same address, else the one in its place.
+  const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+  function focusIn(region) {
+    const active = document.activeElement;
+    if (!region.contains(active)) return () => {};
+    const isLike = (other) => other.tagName === active.tagName && other.id === active.id
+      && other.getAttribute("href") === active.getAttribute("href");
+    const before = all(FOCUSABLE, region);
+    const [at, nth] = [before.indexOf(active), before.filter(isLike).indexOf(active)];
+    return (fresh) => {
+      const after = all(FOCUSABLE, fresh);
+      const alike = after.filter(isLike);
+      (alike[nth] || alike[0] || after[Math.min(at, after.length - 1)])?.focus({ preventScroll: true });
+    };
+  }
+
+  // Returns whether every region is fresh now.
   function adopt(page) {
+    if (isHandled()) return false;
+    let isWhole = true;
     for (const region of all("[data-live]")) {
       const next = page.getElementById(region.id);
+      if (next && isBusy(region)) isWhole = false;
       if (!next || isBusy(region)) continue;
       for (const open of all("details[open][id]", region)) {
         const same = next.querySelector(`#${CSS.escape(open.id)}`);
         if (same) same.open = true;
       }
-      const focused = region.contains(document.activeElement) ? document.activeElement.id : "";
+      const restore = focusIn(region);
       const adopted = document.adoptNode(next);
       region.replaceWith(adopted);
-      if (focused) document.getElementById(focused)?.focus();
+      restore(adopted);
     }
     tick();
+    return isWhole;
   }
 
   async function refresh() {
@@ -89,8 +122,9 @@
       const at = Number(answer.headers.get("x-server-time"));
       if (at) ahead = at - Date.now();
       if (answer.status === 200) {
-        etag = answer.headers.get("etag");
-        adopt(new DOMParser().parseFromString(policy.createHTML(await answer.text()), "text/html"));
+        const isWhole = adopt(new DOMParser().parseFromString(policy.createHTML(await answer.text()), "text/html"));
+        // What was held back is asked for again.
+        etag = isWhole ? answer.headers.get("etag") : null;
       } else if (answer.status === 401) {
         location.reload();
         return;
@@ -107,7 +141,7 @@
   async function beat() {
     tick();
     const isDue = Date.now() >= Math.min(nextAt, askAt);
-    if (isOn && isDue && !isAsking && !document.hidden && hasRegions()) {
+    if (isOn && isDue && !isAsking && !isHandled() && !document.hidden && hasRegions()) {
       isAsking = true;
       askAt = Infinity;
       await refresh();
@@ -214,6 +248,7 @@
       move(-1);
     } else if (key === "r") {
       etag = null;
+      handAt = 0;
       refresh();
     } else if (key === "?") {
       help();
