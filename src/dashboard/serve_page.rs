@@ -9,13 +9,14 @@ use axum::extract::{Path, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 
 use super::Dashboard;
 use super::api_caller::ApiCaller;
 use super::context::PageContext;
 use super::cookies::Look;
 use super::forms::FormValues;
+use super::frame::Frame;
 use super::page_answer::PageAnswer;
 use super::page_cache::RenderedPage;
 use super::page_error::PageError;
@@ -31,7 +32,9 @@ use crate::api::connection_slots::ConnectionStatus;
 use crate::api::origin::{Peer, RequestId};
 use crate::api::server;
 use crate::api::sign_in::PageSession;
+use crate::model::portal_theme::PortalTheme;
 use crate::model::sign_in::Site;
+use crate::model::token::Right;
 
 /// Answers a request for a page or an action.
 pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Request) -> Response {
@@ -119,12 +122,7 @@ async fn run(
     if page.method != Method::GET {
         return (page.handler)(context).await.map(Answered::Other);
     }
-    let session = &context.session;
-    let tenant = session.tenant().map(ToString::to_string).unwrap_or_default();
-    let uri = &request.uri;
-    // Everything that the rendering depends on; nothing else of the session.
-    let key =
-        format!("{uri}\n{}\n{tenant}\n{:?}\n{:?}", context.frame.look.as_text(), session.rights(), session.theme());
+    let key = cache_key(&request.uri, &context.frame, context.session.rights(), context.session.theme());
     let mut other = None;
     let rendered = {
         let render = async {
@@ -142,6 +140,13 @@ async fn run(
         Some(answer) => Ok(Answered::Other(answer)),
         None => rendered.map(Answered::Page),
     }
+}
+
+/// Returns everything that a rendering depends on, and nothing else of the session.
+/// The layout prints the session's name and its way back, so they are part of it.
+fn cache_key(uri: &Uri, frame: &Frame, rights: &[Right], theme: Option<&PortalTheme>) -> String {
+    let Frame { look, tenant, signed_in_as, return_url, .. } = frame;
+    format!("{uri}\n{}\n{tenant:?}\n{rights:?}\n{theme:?}\n{signed_in_as:?}\n{return_url:?}", look.as_text())
 }
 
 fn caller(dashboard: &Dashboard, session: &PageSession, request: &Parts, id: &RequestId) -> ApiCaller {
@@ -201,4 +206,24 @@ fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: P
         security_headers::confine(response.headers_mut());
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_layout_prints_of_a_session_is_shared_with_nobody_else() {
+        let uri = Uri::from_static("/portal/endpoints");
+        let frame = Frame::new(Site::Portal, uri.path(), Look::Auto, None, "");
+        let key = |frame: &Frame| cache_key(&uri, frame, &[], None);
+        let named = Frame { signed_in_as: "the shop".into(), ..frame.clone() };
+        let led = |to: &str| Frame { return_url: Some(to.into()), ..named.clone() };
+        let (one, other) = (led("https://one.example"), led("https://other.example"));
+        let keys = [&frame, &named, &one, &other].map(key);
+        for (place, key) in keys.iter().enumerate() {
+            assert!(!keys[..place].contains(key), "{key}");
+        }
+        assert_eq!(key(&one), key(&one.clone()));
+    }
 }
