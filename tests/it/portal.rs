@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::cli::{asked, cli_output};
-use crate::support::{Client, Gateway, Options, Receiver, eventually};
+use crate::support::{Client, Gateway, Options, PageClient, Receiver, eventually};
 
 for_every_store! {
     a_portal_link_is_made_listed_and_revoked,
@@ -16,6 +16,7 @@ for_every_store! {
     what_a_link_cannot_be_is_refused_by_field,
     an_operator_gets_a_link_with_the_rights_of_the_token,
     the_look_of_a_portal_is_checked_and_kept,
+    a_way_back_is_shown_to_nobody_else,
     a_received_request_is_checked_without_a_word_of_its_secret,
     attempts_are_shown_as_they_settle_to_those_who_may_see_them,
 }
@@ -182,6 +183,25 @@ async fn the_look_of_a_portal_is_checked_and_kept() {
     customer.send("DELETE", logo, &[], "").await.unwrap().problem(403, "missing_right");
     gateway.client.send("DELETE", logo, &[], "").await.unwrap().expect(204);
     gateway.client.send("DELETE", logo, &[], "").await.unwrap().problem(404, "not_found");
+}
+
+async fn a_way_back_is_shown_to_nobody_else() {
+    let gateway = Gateway::start().await;
+    let open = async |name: &str| {
+        let rights = json!({"tenant": "default", "rights": ["read", "portal"], "name": name});
+        let (_, maker) = made_token(&gateway, rights).await;
+        let new = json!({"rights": ["read"], "return_url": format!("https://{name}.example.com/")});
+        let made = maker.post_json("/v1/tenants/default/portal-links", &new).await.expect(201);
+        PageClient::portal_by_code(&gateway, made["url"].as_str().unwrap().split_once('#').unwrap().1).await
+    };
+    let (one, other) = (open("one").await, open("other").await);
+    for path in ["/portal", "/portal/endpoints", "/portal/deliveries"] {
+        // Within a second the same rendering would be served again.
+        let (shown, shown_to_other) = (one.get(path).await.1, other.get(path).await.1);
+        assert!(shown.contains("https://one.example.com/") && !shown.contains("other.example"), "{path}: {shown}");
+        assert!(shown_to_other.contains("https://other.example.com/"), "{path}: {shown_to_other}");
+        assert!(!shown_to_other.contains("one.example"), "{path}: {shown_to_other}");
+    }
 }
 
 async fn a_received_request_is_checked_without_a_word_of_its_secret() {

@@ -35,12 +35,21 @@ impl PageClient {
         Self::sign_in(gateway, "/portal/sign-in", token, "/portal/endpoints").await
     }
 
+    /// Signs in to the portal with the code of a link.
+    pub async fn portal_by_code(gateway: &Gateway, code: &str) -> Self {
+        Self::enter(gateway, "/portal/enter", ("code", code), "/portal/endpoints").await
+    }
+
     async fn sign_in(gateway: &Gateway, path: &str, token: &str, home: &'static str) -> Self {
+        Self::enter(gateway, path, ("token", token), home).await
+    }
+
+    async fn enter(gateway: &Gateway, path: &str, field: (&str, &str), home: &'static str) -> Self {
         // Pages never look at the header that the client of the API sends.
         let client = Client::new(gateway.address, "none");
         let origin = format!("http://{}", gateway.address);
         let page = Self { client, cookie: String::new(), origin, home };
-        let answer = page.send("POST", path, &[("token", token)]).await;
+        let answer = page.send("POST", path, &[field]).await;
         assert_eq!(answer.status, 303, "{}", String::from_utf8_lossy(&answer.body));
         let cookie = answer.headers["set-cookie"].to_str().expect("a cookie");
         let cookie = cookie.split(';').next().expect("a name and a value").to_owned();
