@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use super::words;
 use crate::model::delivery::{DeadCause, DeliveryState, WaitingFor};
 use crate::model::named_enum::NamedEnum;
 
@@ -106,9 +107,7 @@ impl ShownDelivery {
 
     /// Returns its key, cut so that a row stays a row.
     pub fn short_key(&self) -> Option<String> {
-        let key = self.key.as_deref()?;
-        let cut = key.char_indices().nth(60).map(|(at, _)| format!("{}…", &key[..at]));
-        Some(cut.unwrap_or_else(|| key.to_owned()))
+        self.key.as_deref().map(words::short_key)
     }
 
     /// Whether it still waits.

@@ -86,9 +86,9 @@ fn row(site: Site, attempt: &TailedAttempt) -> Value {
     };
     let mut cells = vec![
         ("Time", attempt.at.strftime("%H:%M:%S%.3f").to_string()),
-        ("Delivery", attempt.delivery.clone()),
-        ("Event type", attempt.event_type.clone()),
-        ("Endpoint", attempt.endpoint.clone()),
+        ("Delivery", words::short_id(&attempt.delivery)),
+        ("Event type", words::short_type(&attempt.event_type)),
+        ("Endpoint", words::short_id(&attempt.endpoint)),
     ];
     if site == Site::Operator {
         cells.push(("Tenant", attempt.tenant.clone()));

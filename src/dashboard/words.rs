@@ -90,6 +90,33 @@ pub fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
+/// Cuts a text in its middle so that a row stays a row: both ends tell it apart.
+pub fn short(text: &str, chars_max: usize) -> String {
+    let count = text.chars().count();
+    if count <= chars_max {
+        return text.to_owned();
+    }
+    let (head, tail) = (chars_max * 2 / 3, chars_max - 1 - chars_max * 2 / 3);
+    let head: String = text.chars().take(head).collect();
+    let tail: String = text.chars().skip(count - tail).collect();
+    format!("{head}…{tail}")
+}
+
+/// Cuts the key of an event for a list.
+pub fn short_key(key: &str) -> String {
+    short(key, 24)
+}
+
+/// Cuts the type of an event for a list.
+pub fn short_type(event_type: &str) -> String {
+    short(event_type, 32)
+}
+
+/// Cuts an id for a list that has many columns.
+pub fn short_id(id: &str) -> String {
+    short(id, 18)
+}
+
 /// A moment as pages show it: the time in UTC, with its date unless it is today's,
 /// and the age or the time to go, which the script adds by the server's clock.
 pub struct Moment {
@@ -162,6 +189,13 @@ mod tests {
         let spans = [0.25, 3.0, 3.25, 42.0, 125.0, 7_200.0, 93_600.0].map(span);
         assert_eq!(spans, ["250 ms", "3 s", "3.2 s", "42 s", "2 min 5 s", "2 h", "1 d 2 h"]);
         assert_eq!((bytes(512), bytes(1536)), ("512 B".into(), "1.5 KiB".into()));
+    }
+
+    #[test]
+    fn a_long_text_is_cut_in_its_middle() {
+        assert_eq!((short("abcdef", 6).as_str(), short("äbcdefghij", 6).as_str()), ("abcdef", "äbcd…j"));
+        assert_eq!(short_key(&"k".repeat(200)).chars().count(), 24);
+        assert_eq!(short_id("dlv_01m7fvxf8ce008000000000001"), "dlv_01m7fvxf…00001");
     }
 
     #[test]

@@ -28,7 +28,7 @@ const LOOKS_MAX: usize = 10;
 /// A page is full enough with so many rows; the API's pages are not cut.
 const ROWS_MIN: usize = 10;
 /// Rows of a page of the API: with [`ROWS_MIN`] less one, what a page has at most.
-const PAGE_ROWS: usize = 40;
+const PAGE_ROWS: usize = 30;
 /// Most rows of a file.
 const EXPORT_MAX: usize = 100_000;
 

@@ -52,7 +52,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let filter = filter_of(&page);
     let path = format!("{}{}", page.scoped_path("/deliveries"), commands::query_of(&filter));
     let mut asked = filter;
-    asked.push(("limit", "50".to_owned()));
+    asked.push(("limit", "40".to_owned()));
     asked.push(("cursor", page.query.get("cursor").to_owned()));
     let asked_path = format!("{}{}", page.scoped_path("/deliveries"), commands::query_of(&asked));
     let (listed, problem) = refusal_or(page.api.get(&asked_path).await)?;

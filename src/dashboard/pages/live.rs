@@ -15,6 +15,7 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
 use crate::dashboard::tail_rows::PageTailRows;
+use crate::dashboard::words;
 use crate::model::named_enum::NamedEnum;
 use crate::model::verdict::Verdict;
 
