@@ -6,6 +6,10 @@ use std::fmt::Write;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Svg, escape, tick_label};
+use crate::dashboard::words;
+
+/// Longest name beside a row, in characters; a pointer is told the whole of it.
+const NAME_CHARS_MAX: usize = 36;
 
 /// One row of the grid.
 pub struct HeatRow {
@@ -18,7 +22,7 @@ pub struct HeatRow {
 /// Draws the grid. Cells of a row that look alike are one path, so that a grid of
 /// thirty rows stays small.
 pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[HeatRow]) -> Svg {
-    let (left, cell_height, top) = (220.0, 17.0, 4.0);
+    let (left, cell_height, top) = (240.0, 17.0, 4.0);
     let width = 900.0;
     let steps = rows.iter().map(|row| row.steps.len()).max().unwrap_or(0);
     let height = top + cell_height * rows.len() as f64 + 20.0;
@@ -30,7 +34,7 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
     );
     for (number, row) in rows.iter().enumerate() {
         let y = top + cell_height * number as f64;
-        let shown: String = row.name.chars().take(40).collect();
+        let shown = words::short(&row.name, NAME_CHARS_MAX);
         let _ = write!(svg, "<text x=\"0\" y=\"{:.0}\">{}</text><g>", y + 12.0, escape(&shown));
         let looks: Vec<Option<CellLook>> = row.steps.iter().map(|cell| cell.map(CellLook::of)).collect();
         for look in CellLook::ALL {
@@ -133,7 +137,7 @@ mod tests {
         let row = HeatRow { name: "<b>".into(), steps };
         let drawn = heat_map("Outages", Timestamp::UNIX_EPOCH, SignedDuration::from_hours(1), &[row]).to_string();
         assert_eq!(drawn.matches("<path class=\"run ").count(), 5, "{drawn}");
-        assert_eq!(drawn.matches("h112\"").count(), 5, "one cell each, and none for what is not known: {drawn}");
+        assert_eq!(drawn.matches("h109\"").count(), 5, "one cell each, and none for what is not known: {drawn}");
         assert!(drawn.contains("&lt;b&gt;: 9 of 32 attempts failed"), "{drawn}");
     }
 }

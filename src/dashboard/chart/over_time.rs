@@ -30,6 +30,8 @@ pub struct Series {
 pub enum Shape {
     /// Each as a line.
     Lines,
+    /// Each as a line, on an axis from 0 to 100 percent.
+    Percent,
     /// On top of each other as bars.
     Stacked,
 }
@@ -56,15 +58,15 @@ impl OverTime {
     /// Draws the chart.
     pub fn draw(&self) -> Svg {
         let steps = self.series.iter().map(|series| series.values.len()).max().unwrap_or(0);
-        let top = round_up(self.largest(steps));
+        let top = self.top(steps);
         let mut svg = format!(
-            "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            "<svg class=\"chart over-time\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escape(&format!("{}, {}", self.title, self.unit))
         );
         self.draw_axes(&mut svg, top, steps);
         self.draw_gaps(&mut svg, steps);
         match self.shape {
-            Shape::Lines => self.draw_lines(&mut svg, top, steps),
+            Shape::Lines | Shape::Percent => self.draw_lines(&mut svg, top, steps),
             Shape::Stacked => self.draw_bars(&mut svg, top, steps),
         }
         self.draw_marks(&mut svg, steps);
@@ -72,11 +74,26 @@ impl OverTime {
         Svg::of(svg)
     }
 
+    /// Returns the end of the axis. Where only whole numbers are shown, it is one of
+    /// which the half is whole, too.
+    fn top(&self, steps: usize) -> f64 {
+        match round_up(self.largest(steps)) {
+            _ if self.shape == Shape::Percent => 100.0,
+            top if self.is_whole() && top > 1.0 && top % 2.0 == 1.0 => top + 1.0,
+            top => top,
+        }
+    }
+
+    /// Whether all values are whole numbers, as counts are.
+    fn is_whole(&self) -> bool {
+        self.series.iter().flat_map(|series| series.values.iter().flatten()).all(|value| value.fract() == 0.0)
+    }
+
     fn largest(&self, steps: usize) -> f64 {
         let at = |step: usize| self.series.iter().filter_map(move |series| *series.values.get(step)?);
         (0..steps)
             .map(|step| match self.shape {
-                Shape::Lines => at(step).fold(0.0, f64::max),
+                Shape::Lines | Shape::Percent => at(step).fold(0.0, f64::max),
                 Shape::Stacked => at(step).sum(),
             })
             .fold(0.0, f64::max)
@@ -91,7 +108,8 @@ impl OverTime {
     }
 
     fn draw_axes(&self, svg: &mut String, top: f64, steps: usize) {
-        for share in [0.0, 0.5, 1.0] {
+        let has_mark = |share: &f64| !self.is_whole() || (top * share).fract() == 0.0;
+        for share in [0.0, 0.5, 1.0].into_iter().filter(has_mark) {
             let y = self.y(top * share, top);
             let class = if share == 0.0 { "zero" } else { "axis" };
             let _ = write!(
@@ -147,15 +165,25 @@ impl OverTime {
                 let points: Vec<(f64, f64)> =
                     run.iter().map(|(step, value)| (self.x(*step as f64 + 0.5, steps), self.y(*value, top))).collect();
                 let (Some(first), Some(last)) = (points.first(), points.last()) else { continue };
-                let base = self.y(0.0, top);
-                let _ = write!(
-                    svg,
-                    "<path class=\"area {class}\" d=\"{}L{:.1} {base:.1}L{:.1} {base:.1}Z\"/><path class=\"line {class}\" d=\"{}\"/>",
-                    path(&points),
-                    last.0,
-                    first.0,
-                    path(&points)
-                );
+                if points.len() == 1 {
+                    let _ = write!(
+                        svg,
+                        "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.4\"/>",
+                        first.0, first.1
+                    );
+                    continue;
+                }
+                let line = path(&points);
+                // Areas of several figures would lie over each other.
+                if self.series.len() == 1 {
+                    let base = self.y(0.0, top);
+                    let _ = write!(
+                        svg,
+                        "<path class=\"area {class}\" d=\"{line}L{:.1} {base:.1}L{:.1} {base:.1}Z\"/>",
+                        last.0, first.0
+                    );
+                }
+                let _ = write!(svg, "<path class=\"line {class}\" d=\"{line}\"/>");
             }
         }
     }
@@ -252,8 +280,22 @@ mod tests {
     fn what_is_not_known_is_a_gap_and_not_a_zero() {
         let drawn = chart(Shape::Lines, vec![Some(1.0), None, Some(3.0), Some(4.0)]);
         assert_eq!(drawn.matches("class=\"gap\"").count(), 1, "{drawn}");
-        assert_eq!(drawn.matches("class=\"line good\"").count(), 2, "{drawn}");
+        assert_eq!(drawn.matches("class=\"line good\"").count(), 1, "{drawn}");
+        assert_eq!(drawn.matches("<circle class=\"good\"").count(), 1, "a point alone is a dot: {drawn}");
         assert_eq!(chart(Shape::Stacked, vec![Some(0.0); 4]).matches("class=\"gap\"").count(), 0);
+    }
+
+    #[test]
+    fn an_axis_of_counts_has_whole_numbers_and_one_of_percent_ends_at_100() {
+        let ticks = |shape, values: &[f64]| {
+            let drawn = chart(shape, values.iter().copied().map(Some).collect());
+            let texts = drawn.split("text-anchor=\"end\">").skip(1).filter_map(|text| text.split('<').next());
+            texts.filter(|text| !text.contains(':')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(ticks(Shape::Lines, &[1.0, 0.0]), ["0", "1"]);
+        assert_eq!(ticks(Shape::Stacked, &[3.0]), ["0", "2", "4"]);
+        assert_eq!(ticks(Shape::Lines, &[0.7, 0.25]), ["0", "0.40", "0.80"]);
+        assert_eq!(ticks(Shape::Percent, &[12.5, 3.0]), ["0", "50", "100"]);
     }
 
     #[test]

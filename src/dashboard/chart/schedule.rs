@@ -71,7 +71,7 @@ impl ScheduleChart<'_> {
         let height = ROW * rows as f64 + HEADING * headings as f64 + BOTTOM;
         let x = |seconds: f64| LEFT + (self.width - LEFT - RIGHT) * place(seconds) / place(end);
         let mut svg = format!(
-            "<svg class=\"chart\" viewBox=\"0 0 {} {height:.0}\" role=\"img\" aria-label=\"{}\">",
+            "<svg class=\"chart schedule\" viewBox=\"0 0 {} {height:.0}\" role=\"img\" aria-label=\"{}\">",
             self.width,
             escape(self.title)
         );

@@ -9,6 +9,7 @@ use super::endpoint_charts::{ChartRange, DrawnChart, PastEvent, StepRow, charts,
 use super::endpoint_facts::{EndpointSummary, deliveries};
 use super::figure_steps::{FigureRun, known_until};
 use super::figure_words;
+use super::recovery_words::counted;
 use crate::dashboard::api_caller::{ApiCaller, api_path, segment};
 use crate::dashboard::chart::schedule::{AttemptWindow, PlannedPolicy, ScheduleChart};
 use crate::dashboard::chart::{ChartTone, Svg};
@@ -38,6 +39,17 @@ struct BlockedLane {
     head: String,
     since: Timestamp,
     waiting: u64,
+}
+
+/// How many dead letters an endpoint has.
+#[derive(Deserialize)]
+struct DeadOfEndpoint {
+    total: CountOfDead,
+}
+
+#[derive(Deserialize)]
+struct CountOfDead {
+    count: u64,
 }
 
 #[derive(Deserialize)]
@@ -70,7 +82,7 @@ struct EndpointAuditRow {
 #[derive(Deserialize)]
 struct PlannedRetries {
     policy: String,
-    span: String,
+    span: Span,
     attempts: Vec<ShownAttemptPlan>,
     survival: Vec<SurvivedOutage>,
 }
@@ -85,7 +97,7 @@ struct ShownAttemptPlan {
 
 #[derive(Deserialize)]
 struct SurvivedOutage {
-    outage: String,
+    outage: Span,
     odds: f64,
 }
 
@@ -127,6 +139,8 @@ struct EndpointPage {
     plan: Option<DrawnPlan>,
     refused: Option<RefusedAction>,
     tenant: String,
+    /// Dead letters of the endpoint.
+    dead: u64,
 }
 
 /// Shows an endpoint.
@@ -145,26 +159,30 @@ pub async fn show_with(page: PageContext, refused: Option<RefusedAction>) -> Res
     let lanes_path = format!("{path}/lanes?blocked=true&limit=10");
     let deliveries_path = page.tenant_path(&format!("/deliveries?endpoint={id}&limit=10"));
     let audit_path = page.tenant_path(&format!("/audit?resource={id}&limit=10"));
+    let dead_path = page.tenant_path(&format!("/dead-letters/groups?endpoint={id}&limit=1"));
     let api = &page.api;
-    let (facts, run, history, lanes, deliveries, audit) = tokio::try_join!(
+    let (facts, run, history, lanes, deliveries, audit, dead) = tokio::try_join!(
         api.get::<EndpointSummary>(&path),
         api.get::<FigureRun>(&figures_path),
         api.get::<Listed<PastEvent>>(&history_path),
         api.get::<Listed<BlockedLane>>(&lanes_path),
         api.get::<Listed<RecentDelivery>>(&deliveries_path),
         api.get::<Listed<EndpointAuditRow>>(&audit_path),
+        api.get::<DeadOfEndpoint>(&dead_path),
     )?;
+    let run = run.begun_at(facts.created_at);
     let plan = plan(api, &facts).await;
     let link = page.frame.link("endpoints", page.tenant(), page.param("endpoint"));
     let shown = EndpointPage {
-        charts: charts(&run, range, &history.data),
-        steps: step_rows(&run, range),
+        charts: charts(&run, range, &history.data, page.now),
+        steps: step_rows(&run, range, page.now),
         known: known_until(&run),
         tenant: page.tenant().to_owned(),
         frame: page.frame,
         history: history.data.into_iter().take(12).collect(),
         deliveries: deliveries.data,
         audit: audit.data,
+        dead: dead.total.count,
         path: link,
         range,
         facts,
@@ -201,7 +219,8 @@ async fn plan(api: &ApiCaller, facts: &EndpointSummary) -> Option<DrawnPlan> {
             latest: seconds(attempt.latest),
         })
         .collect();
-    let survives = planned.survival.iter().rev().find(|row| row.odds >= 0.99).map(|row| row.outage.clone());
+    let survives =
+        planned.survival.iter().rev().find(|row| row.odds >= 0.99).map(|row| words::span(seconds(row.outage)));
     let attempts = windows.len();
     let policies = [PlannedPolicy { name: String::new(), tone: ChartTone::Calm, attempts: windows }];
     let title = "When each attempt is made, after the first";
@@ -210,7 +229,7 @@ async fn plan(api: &ApiCaller, facts: &EndpointSummary) -> Option<DrawnPlan> {
         drawn: attempts.min(ATTEMPTS_DRAWN) as u64,
         attempts: attempts as u64,
         policy: planned.policy,
-        span: planned.span,
+        span: words::span(seconds(planned.span)),
         survives,
     })
 }
@@ -249,9 +268,9 @@ impl EndpointPage {
     fn cap_words(&self) -> String {
         let (now, cap) = (self.facts.health.max_in_flight_now, self.facts.max_in_flight);
         if now == cap {
-            format!("{} requests at once", words::count(cap))
+            format!("{} at once", counted(cap, "request", "requests"))
         } else {
-            format!("{} requests at once for now, of {}", words::count(now), words::count(cap))
+            format!("{} at once for now, of {}", counted(now, "request", "requests"), words::count(cap))
         }
     }
 

@@ -134,8 +134,8 @@ impl PastEvent {
 type Line = (&'static str, ChartTone, fn(&FigureSum) -> Option<f64>);
 
 /// Draws the charts of an endpoint, with what happened to it as marks over them.
-pub fn charts(run: &FigureRun, range: ChartRange, history: &[PastEvent]) -> Vec<DrawnChart> {
-    let steps = run.steps(range.step());
+pub fn charts(run: &FigureRun, range: ChartRange, history: &[PastEvent], now: Timestamp) -> Vec<DrawnChart> {
+    let steps = run.steps(range.step(), now);
     let is_shown = |event: &&PastEvent| event.what != "probe_failed";
     let mark = |event: &PastEvent| {
         let reason = event.reason.as_ref().map_or(String::new(), |reason| format!(": {}", words_only(reason, 80)));
@@ -175,7 +175,7 @@ fn drawn_lines() -> Vec<(&'static str, &'static str, Shape, Vec<Line>)> {
         (
             "Success",
             "percent of attempts",
-            Shape::Lines,
+            Shape::Percent,
             vec![("delivered", ChartTone::Good, |sum| Some(sum.success()? * 100.0))],
         ),
         (
@@ -210,8 +210,8 @@ fn drawn_lines() -> Vec<(&'static str, &'static str, Shape, Vec<Line>)> {
 }
 
 /// Returns the steps in which something happened as rows, the latest first.
-pub fn step_rows(run: &FigureRun, range: ChartRange) -> Vec<StepRow> {
-    let steps = run.steps(range.step()).into_iter().enumerate();
+pub fn step_rows(run: &FigureRun, range: ChartRange, now: Timestamp) -> Vec<StepRow> {
+    let steps = run.steps(range.step(), now).into_iter().enumerate();
     let rows = steps.filter_map(|(number, sum)| {
         let sum = sum.filter(|sum| sum.attempts() > 0 || sum.waiting > 0)?;
         let at = run.from + range.step() * (number as i32);

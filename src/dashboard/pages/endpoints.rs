@@ -3,7 +3,7 @@
 use askama::Template;
 use futures_util::StreamExt;
 use futures_util::stream;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
 use super::endpoint_facts::EndpointSummary;
@@ -59,7 +59,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let found: ListedEndpoints = page.api.get(&format!("{}{api_query}", page.scoped_path("/endpoints"))).await?;
     let hour_ago = page.now - SignedDuration::from_hours(1);
     let since = segment(&format!("{hour_ago:.0}"));
-    let rows = stream::iter(found.data).map(|facts| look_up(page.api.clone(), facts, since.clone()));
+    let rows = stream::iter(found.data).map(|facts| look_up(page.api.clone(), facts, since.clone(), page.now));
     let rows: Vec<ListedEndpoint> = rows.buffered(AT_ONCE).collect().await;
     let next = found.next.map(|cursor| page.query.query_with(&FILTERS, &[("cursor", &cursor)]));
     let first = page.query.has("cursor").then(|| format!("endpoints{}", page.query.query_with(&FILTERS, &[])));
@@ -92,11 +92,11 @@ fn list_query(query: &FormValues) -> String {
 }
 
 /// Reads the figures of one row. Without them the row is shown all the same.
-async fn look_up(api: ApiCaller, facts: EndpointSummary, since: String) -> ListedEndpoint {
+async fn look_up(api: ApiCaller, facts: EndpointSummary, since: String, now: Timestamp) -> ListedEndpoint {
     let path = api_path!("/v1/tenants/{}/endpoints/{}/figures", facts.tenant, facts.id);
     let (day, hour) = (format!("{path}?step=1h"), format!("{path}?step=5m&from={since}"));
     let (day, hour) = tokio::join!(api.get::<FigureRun>(&day), api.get::<FigureRun>(&hour));
-    let steps = day.as_ref().map(|day| day.steps(SignedDuration::from_hours(1))).unwrap_or_default();
+    let steps = day.as_ref().map(|day| day.steps(SignedDuration::from_hours(1), now)).unwrap_or_default();
     let bars: Vec<(f64, f64)> = steps
         .iter()
         .map(|sum| sum.as_ref().map_or((0.0, 0.0), |sum| (sum.succeeded as f64, sum.failed() as f64)))

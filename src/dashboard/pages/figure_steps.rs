@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
+use crate::model::figure_time::FigureStep;
+
+const MINUTE_MS: i64 = 60_000;
+
 /// Figures as the API gives them, as far as pages show them.
 #[derive(Debug, Clone, Deserialize)]
 pub struct FigureRun {
@@ -14,6 +18,10 @@ pub struct FigureRun {
     pub to: Timestamp,
     /// Time up to which nothing is missing.
     pub complete_until: Option<Timestamp>,
+    /// Time at which the counting began, if the page knows it.
+    #[serde(skip)]
+    begun_at: Option<Timestamp>,
+    step: FigureStep,
     gaps: Vec<MissingFigures>,
     data: Vec<CountedPoint>,
 }
@@ -164,32 +172,60 @@ impl FigureSum {
 }
 
 impl FigureRun {
+    /// Takes the time at which what is counted came into being: before it nothing
+    /// is known, and from it on a step without a point is one in which nothing
+    /// happened.
+    pub fn begun_at(mut self, at: Timestamp) -> Self {
+        self.begun_at = Some(at);
+        self
+    }
+
     /// Returns the steps of this length from `from` on: none where nothing is known,
-    /// because it is not written yet or was lost.
-    pub fn steps(&self, step: SignedDuration) -> Vec<Option<FigureSum>> {
-        let length = step.as_millis() as i64;
+    /// because it was before the first figure, is not written yet, or was lost.
+    pub fn steps(&self, step: SignedDuration, now: Timestamp) -> Vec<Option<FigureSum>> {
+        let length = (step.as_millis() as i64).max(1);
         let begin = self.from.as_millisecond();
-        let count = (self.to.as_millisecond() - begin + length - 1) / length.max(1);
-        let known_until = self.complete_until.map_or(begin, Timestamp::as_millisecond);
+        let count = (self.to.as_millisecond() - begin + length - 1) / length;
+        let (since, until) = self.known(now);
+        let seconds = |from: i64, to: i64| to.min(until).saturating_sub(from.max(since)) as f64 / 1000.0;
         let mut steps: Vec<Option<FigureSum>> = (0..count)
             .map(|number| {
                 let (from, to) = (begin + number * length, begin + (number + 1) * length);
                 let lost =
                     self.gaps.iter().any(|gap| gap.from.as_millisecond() <= from && to <= gap.to.as_millisecond());
-                let seconds = (to.min(known_until) - from) as f64 / 1000.0;
+                let seconds = seconds(from, to);
                 (seconds > 0.0 && !lost).then(|| FigureSum { seconds, ..FigureSum::default() })
             })
             .collect();
         for point in &self.data {
-            let place = usize::try_from((point.at.as_millisecond() - begin) / length.max(1)).unwrap_or(usize::MAX);
-            let Some(place) = steps.get_mut(place) else { continue };
-            // A point of a window that is not over counts from now on as a whole one.
-            place
-                .get_or_insert_with(|| FigureSum { seconds: length as f64 / 1000.0, ..FigureSum::default() })
-                .add(point);
+            let number = (point.at.as_millisecond() - begin) / length;
+            let place = usize::try_from(number).ok().and_then(|place| steps.get_mut(place));
+            let Some(place) = place else { continue };
+            // Something is known all the same. A rate over a few seconds would say nothing.
+            let (from, to) = (begin + number * length, begin + (number + 1) * length);
+            let seconds = seconds(from, to).max(MINUTE_MS as f64 / 1000.0);
+            place.get_or_insert_with(|| FigureSum { seconds, ..FigureSum::default() }).add(point);
         }
         carry_waiting(&mut steps, &self.data, begin, length);
         steps
+    }
+
+    /// Returns the beginning and the end of what is known, in milliseconds.
+    fn known(&self, now: Timestamp) -> (i64, i64) {
+        let first = self.data.first().map(|point| point.at.as_millisecond());
+        let begun = self.begun_at.map(Timestamp::as_millisecond);
+        let since = match (first, begun) {
+            // What began within the first window was not there at its beginning.
+            (Some(first), Some(begun)) if begun < first + self.step.millis() => begun,
+            (Some(first), _) => first,
+            (None, Some(begun)) => begun,
+            (None, None) => i64::MAX,
+        };
+        let complete = self.complete_until.map_or(i64::MIN, Timestamp::as_millisecond);
+        // To the nearest minute, so that a page does not differ every second.
+        let minute = (now.as_millisecond() + MINUTE_MS / 2).div_euclid(MINUTE_MS) * MINUTE_MS;
+        let until = if self.has_open_window() { minute.max(complete) } else { complete };
+        (since, until)
     }
 
     /// Returns the sum over the whole time.
@@ -204,19 +240,21 @@ impl FigureRun {
 
     /// Returns the latest step of this length that is over and known; in the first
     /// minutes, what is counted so far.
-    pub fn latest(&self, step: SignedDuration) -> Option<FigureSum> {
+    pub fn latest(&self, step: SignedDuration, now: Timestamp) -> Option<FigureSum> {
         let (length, begin) = (step.as_millis() as i64, self.from.as_millisecond());
-        let known_until = self.complete_until.map_or(begin, Timestamp::as_millisecond);
-        let over = usize::try_from((known_until - begin) / length.max(1)).unwrap_or(0);
-        let mut steps = self.steps(step);
-        let later = steps.split_off(over.min(steps.len()));
-        let is_whole = |sum: &FigureSum| sum.seconds >= step.as_secs_f64();
-        steps.into_iter().flatten().rfind(is_whole).or_else(|| later.into_iter().flatten().next_back())
+        let complete_until = self.complete_until.map_or(begin, Timestamp::as_millisecond);
+        let over = usize::try_from((complete_until - begin) / length.max(1)).unwrap_or(0);
+        let steps = self.steps(step, now);
+        let is_whole = |sum: &&FigureSum| sum.seconds >= step.as_secs_f64();
+        let whole = steps.iter().take(over).flatten().rfind(is_whole);
+        whole.or_else(|| steps.iter().flatten().next_back()).cloned()
     }
 
     /// Whether there are figures that are not complete yet.
     fn has_open_window(&self) -> bool {
-        self.data.last().is_some_and(|point| self.complete_until.is_none_or(|until| point.at >= until))
+        let end = |point: &CountedPoint| point.at.as_millisecond() + self.step.millis();
+        let complete = self.complete_until.map(Timestamp::as_millisecond);
+        self.data.last().is_some_and(|point| complete.is_none_or(|complete| end(point) > complete))
     }
 }
 
@@ -260,15 +298,23 @@ mod tests {
 
     fn run(data: &[Value]) -> FigureRun {
         serde_json::from_value(json!({"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z",
-            "complete_until": "2026-01-01T00:40:00Z",
+            "complete_until": "2026-01-01T00:40:00Z", "step": "5m",
             "gaps": [{"from": "2026-01-01T00:15:00Z", "to": "2026-01-01T00:30:00Z"}], "data": data}))
         .unwrap()
+    }
+
+    fn at(time: &str) -> Timestamp {
+        format!("2026-01-01T{time}Z").parse().unwrap()
+    }
+
+    fn now() -> Timestamp {
+        at("00:43:00")
     }
 
     #[test]
     fn windows_are_put_together_and_what_is_not_known_is_none() {
         let run = run(&[point("2026-01-01T00:00:00Z", 9, 1, 3), point("2026-01-01T00:05:00Z", 1, 9, 7)]);
-        let steps = run.steps(SignedDuration::from_mins(15));
+        let steps = run.steps(SignedDuration::from_mins(15), now());
         let known: Vec<bool> = steps.iter().map(Option::is_some).collect();
         assert_eq!(known, [true, false, true, false], "a gap, and what is not written yet");
         let first = steps[0].as_ref().unwrap();
@@ -282,7 +328,7 @@ mod tests {
     #[test]
     fn the_latest_step_is_whole_but_in_the_first_minutes() {
         let five = SignedDuration::from_mins(5);
-        let delivered = |run: &FigureRun| run.latest(five).map(|sum| sum.succeeded);
+        let delivered = |run: &FigureRun| run.latest(five, now()).map(|sum| sum.succeeded);
         let both = run(&[point("2026-01-01T00:35:00Z", 9, 0, 0), point("2026-01-01T00:40:00Z", 1, 0, 0)]);
         assert_eq!((delivered(&both), known_until(&both).as_str()), (Some(9), "up to now"));
         let over = run(&[point("2026-01-01T00:35:00Z", 9, 0, 0)]);
@@ -304,7 +350,49 @@ mod tests {
     #[test]
     fn a_rate_is_taken_over_the_time_that_is_counted() {
         let run = run(&[point("2026-01-01T00:30:00Z", 20, 0, 0)]);
-        let step = run.steps(SignedDuration::from_mins(30))[1].clone().unwrap();
+        let step = run.steps(SignedDuration::from_mins(30), now())[1].clone().unwrap();
         assert_eq!((step.seconds, step.per_minute(step.succeeded)), (600.0, 2.0));
+    }
+    #[test]
+    fn a_step_that_is_not_over_is_counted_up_to_now() {
+        let minutes = |minutes| SignedDuration::from_mins(minutes);
+        // Only the open window: three of its five minutes have passed.
+        let open = run(&[point("2026-01-01T00:35:00Z", 9, 0, 0), point("2026-01-01T00:40:00Z", 9, 0, 0)]);
+        let step = open.steps(minutes(5), now())[8].clone().unwrap();
+        assert_eq!((step.seconds, step.per_minute(step.succeeded)), (180.0, 3.0));
+        let at_once = |now| open.steps(minutes(5), now)[8].as_ref().map(|step| step.seconds);
+        assert_eq!(
+            [at("00:40:10"), at("00:43:20")].map(at_once),
+            [Some(60.0), Some(180.0)],
+            "it changes by the minute"
+        );
+        // A closed window and the open one.
+        let step = open.steps(minutes(30), now())[1].clone().unwrap();
+        assert_eq!((step.seconds, step.per_minute(step.succeeded)), (480.0, 2.25), "from the first figure on");
+        // A point of an hour has the open window in it.
+        let mut hour = run(&[point("2026-01-01T00:00:00Z", 43, 0, 0)]);
+        (hour.step, hour.gaps) = (FigureStep::Hour, Vec::new());
+        let step = hour.steps(minutes(60), now())[0].clone().unwrap();
+        assert_eq!((step.seconds, step.per_minute(step.succeeded)), (2_580.0, 1.0));
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_first_figure() {
+        let five = SignedDuration::from_mins(5);
+        let known = |run: &FigureRun| -> Vec<usize> {
+            let steps = run.steps(five, now()).into_iter().enumerate();
+            steps.filter_map(|(place, step)| step.map(|_| place)).collect()
+        };
+        let young = run(&[point("2026-01-01T00:40:00Z", 9, 0, 0)]);
+        assert_eq!(known(&young), [8]);
+        let latest = young.latest(five, now()).unwrap();
+        assert_eq!((latest.accepted, latest.seconds), (9, 180.0), "not a window before the start");
+        // What is older than its first figure had nothing to count.
+        let quiet = young.clone().begun_at(at("00:30:00"));
+        assert_eq!(known(&quiet), [6, 7, 8]);
+        assert_eq!(quiet.latest(five, now()).unwrap().accepted, 0);
+        let begun = young.begun_at(at("00:41:30"));
+        assert_eq!(begun.latest(five, now()).unwrap().seconds, 90.0);
+        assert!(run(&[]).latest(five, now()).is_none());
     }
 }

@@ -94,6 +94,12 @@ struct FailingEndpoint {
     endpoint: String,
 }
 
+/// The tenant that is as old as the gateway.
+#[derive(Deserialize)]
+struct FirstTenant {
+    created_at: Timestamp,
+}
+
 #[derive(Deserialize)]
 struct CauseGroups {
     data: Vec<CauseGroup>,
@@ -118,6 +124,8 @@ struct Tile {
     value: String,
     label: &'static str,
     hint: String,
+    /// Page below the root that shows more of it.
+    page: &'static str,
 }
 
 /// One endpoint of the outage map, with the sum of its day.
@@ -158,25 +166,27 @@ impl OverviewPage {
 /// Shows the overview.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let api = &page.api;
-    let (attention, table, day, causes) = tokio::try_join!(
+    let (attention, table, day, causes, first_tenant) = tokio::try_join!(
         api.get::<AttentionList>("/v1/attention"),
         api.get::<HealthTable>("/v1/health-table"),
         api.get::<FigureRun>("/v1/figures?step=5m"),
         api.get::<CauseGroups>("/v1/dead-letters/groups?by=cause"),
+        api.get::<FirstTenant>("/v1/tenants/default"),
     )?;
+    let day = day.begun_at(first_tenant.created_at);
     let looked_at = look_at(api, worst(&attention.data, &table.top_endpoints)).await;
     let names = looked_at.iter().map(|(facts, _)| (facts.id.clone(), facts.name())).collect();
-    let (map, mapped) = outage_map(&looked_at);
+    let (map, mapped) = outage_map(&looked_at, page.now);
     let verdict = verdict(&attention.data, causes.total.count);
     let shown = OverviewPage {
         is_well: attention.data.is_empty(),
-        tiles: tiles(&table, &day, &causes),
+        tiles: tiles(&table, &day, &causes, page.now),
         more_attention: attention.data.len().saturating_sub(ATTENTION_SHOWN) as u64,
         attention: attention.data.into_iter().take(ATTENTION_SHOWN).collect(),
         unanswered: attention.unanswered_nodes,
         known: known_until(&day),
-        chart: day_chart(&day),
-        hours: hours(&day),
+        chart: day_chart(&day, page.now),
+        hours: hours(&day, page.now),
         frame: page.frame,
         verdict,
         names,
@@ -251,19 +261,22 @@ async fn look_at(api: &ApiCaller, endpoints: Vec<(String, String)>) -> Vec<(Endp
         async move {
             let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, id);
             let figures = format!("{path}/figures?step=1h");
-            tokio::try_join!(api.get::<EndpointSummary>(&path), api.get::<FigureRun>(&figures)).ok()
+            let (facts, run) =
+                tokio::try_join!(api.get::<EndpointSummary>(&path), api.get::<FigureRun>(&figures)).ok()?;
+            let run = run.begun_at(facts.created_at);
+            Some((facts, run))
         }
     });
     looked.buffered(AT_ONCE).filter_map(|found| async { found }).collect().await
 }
 
-fn outage_map(looked_at: &[(EndpointSummary, FigureRun)]) -> (Option<Svg>, Vec<MappedEndpoint>) {
+fn outage_map(looked_at: &[(EndpointSummary, FigureRun)], now: Timestamp) -> (Option<Svg>, Vec<MappedEndpoint>) {
     let hour = SignedDuration::from_hours(1);
     let Some((_, first)) = looked_at.first() else { return (None, Vec::new()) };
     let row = |(facts, run): &(EndpointSummary, FigureRun)| HeatRow {
         name: format!("{} · {}", words_only(&facts.tenant, 12), facts.name()),
         steps: run
-            .steps(hour)
+            .steps(hour, now)
             .iter()
             .map(|step| step.as_ref().map(|sum| (sum.attempts() as f64, sum.failed() as f64)))
             .collect(),
@@ -278,8 +291,8 @@ fn outage_map(looked_at: &[(EndpointSummary, FigureRun)]) -> (Option<Svg>, Vec<M
     (Some(map), mapped.collect())
 }
 
-fn tiles(table: &HealthTable, day: &FigureRun, causes: &CauseGroups) -> Vec<Tile> {
-    let latest = day.latest(SignedDuration::from_mins(5));
+fn tiles(table: &HealthTable, day: &FigureRun, causes: &CauseGroups, now: Timestamp) -> Vec<Tile> {
+    let latest = day.latest(SignedDuration::from_mins(5), now);
     let until = latest.as_ref().map_or("no figures yet".to_owned(), |_| known_until(day));
     let per_second = |count: fn(&FigureSum) -> u64| match &latest {
         Some(sum) => rate(sum.per_minute(count(sum)) / 60.0),
@@ -289,16 +302,42 @@ fn tiles(table: &HealthTable, day: &FigureRun, causes: &CauseGroups) -> Vec<Tile
     let value = |name: &str| row(name).map_or("–".to_owned(), TableRow::value_words);
     let waiting = row("backlog").and_then(|row| row.value);
     vec![
-        Tile { value: per_second(|sum| sum.accepted), label: "events accepted a second", hint: until.clone() },
-        Tile { value: per_second(|sum| sum.delivered), label: "deliveries made a second", hint: until },
-        Tile { value: value("success_rate"), label: "delivered of what finished", hint: "last hour".into() },
+        Tile {
+            value: per_second(|sum| sum.accepted),
+            label: "events accepted a second",
+            hint: until.clone(),
+            page: "events",
+        },
+        Tile {
+            value: per_second(|sum| sum.delivered),
+            label: "deliveries made a second",
+            hint: until,
+            page: "deliveries?state=delivered",
+        },
+        Tile {
+            value: value("success_rate"),
+            label: "delivered of what finished",
+            hint: "last hour".into(),
+            page: "#health",
+        },
         Tile {
             value: waiting.map_or("–".into(), |count| words::count(count as u64)),
             label: "deliveries wait",
             hint: "now".into(),
+            page: "deliveries?state=waiting",
         },
-        Tile { value: value("oldest_due"), label: "oldest that could go", hint: "now".into() },
-        Tile { value: words::count(causes.total.count), label: "dead letters", hint: "in all".into() },
+        Tile {
+            value: value("oldest_due"),
+            label: "oldest that could go",
+            hint: "now".into(),
+            page: "endpoints?sort=waiting",
+        },
+        Tile {
+            value: words::count(causes.total.count),
+            label: "dead letters",
+            hint: "in all".into(),
+            page: "dead-letters",
+        },
     ]
 }
 
@@ -312,9 +351,9 @@ fn rate(per_second: f64) -> String {
     }
 }
 
-fn day_chart(day: &FigureRun) -> Svg {
+fn day_chart(day: &FigureRun, now: Timestamp) -> Svg {
     let step = SignedDuration::from_mins(15);
-    let steps = day.steps(step);
+    let steps = day.steps(step, now);
     let line = |name: &str, tone: ChartTone, count: fn(&FigureSum) -> u64| Series {
         name: name.to_owned(),
         tone,
@@ -331,9 +370,9 @@ fn day_chart(day: &FigureRun) -> Svg {
 }
 
 /// Returns the hours of the day in which something happened, the latest first.
-fn hours(day: &FigureRun) -> Vec<(Timestamp, FigureSum)> {
+fn hours(day: &FigureRun, now: Timestamp) -> Vec<(Timestamp, FigureSum)> {
     let hour = SignedDuration::from_hours(1);
-    let steps = day.steps(hour).into_iter().enumerate();
+    let steps = day.steps(hour, now).into_iter().enumerate();
     let happened = steps.filter_map(|(number, sum)| {
         let sum = sum.filter(|sum| sum.accepted + sum.attempts() + sum.delivered + sum.dead > 0)?;
         Some((day.from + hour * (number as i32), sum))

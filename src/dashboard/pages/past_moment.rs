@@ -32,6 +32,12 @@ pub fn written(at: Timestamp) -> String {
     at.to_string()
 }
 
+/// Writes a moment as the beginning of a filter that takes what happened at it:
+/// filters have whole seconds.
+pub fn written_since(at: Timestamp) -> String {
+    written(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

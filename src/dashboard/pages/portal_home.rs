@@ -1,12 +1,15 @@
 //! The customer's first page: am I receiving, and what can I do?
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use askama::Template;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use serde::Deserialize;
 
 use super::endpoint_facts::words_only;
+use super::figure_steps::{FigureRun, FigureSum, known_until};
+use super::past_moment::written_since;
+use super::recovery_words::counted;
 use crate::dashboard::api_caller::segment;
 use crate::dashboard::chart::ChartTone;
 use crate::dashboard::chart::Svg;
@@ -17,6 +20,8 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
 use crate::model::endpoint::EndpointState;
+
+const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
 #[derive(Deserialize)]
 struct CustomerAttention {
@@ -44,29 +49,6 @@ struct DeadCount {
 }
 
 #[derive(Deserialize)]
-struct TenantFigures {
-    complete_until: Option<Timestamp>,
-    data: Vec<FigurePoint>,
-}
-
-#[derive(Deserialize)]
-struct FigurePoint {
-    at: Timestamp,
-    #[serde(default)]
-    ended: EndedCounts,
-    #[serde(default)]
-    waiting: Option<u64>,
-}
-
-#[derive(Deserialize, Default)]
-struct EndedCounts {
-    #[serde(default)]
-    delivered: u64,
-    #[serde(default)]
-    dead: std::collections::BTreeMap<String, u64>,
-}
-
-#[derive(Deserialize)]
 struct CustomerEndpoints {
     data: Vec<CustomerEndpoint>,
 }
@@ -77,6 +59,7 @@ struct CustomerEndpoint {
     state: EndpointState,
     #[serde(default)]
     description: String,
+    created_at: Timestamp,
 }
 
 #[derive(Template)]
@@ -94,7 +77,8 @@ struct PortalHomePage {
     dead: DeadCount,
     waiting: Option<u64>,
     chart: Svg,
-    complete_until: Option<Timestamp>,
+    known: String,
+    recover: Option<String>,
 }
 
 /// Shows whether the customer's events arrive.
@@ -104,79 +88,90 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         format!("/figures?from={}&to={}&step=1h", segment(&format!("{from:.0}")), segment(&format!("{:.0}", page.now)));
     let paths = ["/attention", "/dead-letters/groups?limit=1", &figures_path, "/endpoints?limit=500"]
         .map(|rest| page.tenant_path(rest));
-    let (attention, dead, figures, endpoints) = tokio::try_join!(
+    let (attention, dead, day, endpoints) = tokio::try_join!(
         page.api.get::<CustomerAttention>(&paths[0]),
         page.api.get::<DeadTotal>(&paths[1]),
-        page.api.get::<TenantFigures>(&paths[2]),
+        page.api.get::<FigureRun>(&paths[2]),
         page.api.get::<CustomerEndpoints>(&paths[3]),
     )?;
-    let delivered = figures.data.iter().map(|point| point.ended.delivered).sum();
-    let dead_today = figures.data.iter().map(|point| point.ended.dead.values().sum::<u64>()).sum();
+    let oldest = endpoints.data.iter().map(|endpoint| endpoint.created_at).min();
+    let day = oldest.map_or(day.clone(), |oldest| day.begun_at(oldest));
+    let hours = day.steps(HOUR, page.now);
+    let sum = day.sum();
     let held = endpoints.data.iter().filter(|endpoint| endpoint.state != EndpointState::Active).count();
-    let verdict = verdict(endpoints.data.len(), held, &attention.data, delivered, dead_today);
-    let is_well = attention.data.is_empty() && held == 0 && dead_today == 0;
-    let chart = draw(&figures, from);
+    let verdict = verdict(endpoints.data.len(), held, &attention.data, sum.delivered, sum.dead);
+    let is_well = attention.data.is_empty() && held == 0 && sum.dead == 0;
     let count = endpoints.data.len() as u64;
     let named = endpoints.data.into_iter().filter(|endpoint| !endpoint.description.is_empty());
     let names = named.map(|endpoint| (endpoint.id, words_only(&endpoint.description, 80))).collect();
     PageContext::render(&PortalHomePage {
+        recover: dead.total.oldest_at.filter(|_| page.frame.may_manage).map(recover_query),
         frame: page.frame,
         verdict,
         is_well,
         attention: attention.data,
         names,
         endpoints: count,
-        delivered,
-        dead_today,
+        delivered: sum.delivered,
+        dead_today: sum.dead,
         dead: dead.total,
-        waiting: figures.data.last().and_then(|point| point.waiting),
-        chart,
-        complete_until: figures.complete_until,
+        waiting: hours.iter().flatten().next_back().map(|hour| hour.waiting),
+        chart: draw(&hours, day.from),
+        known: known_until(&day),
     })
+}
+
+/// Returns the query that previews a replay of everything that died since the
+/// oldest dead letter.
+fn recover_query(oldest: Timestamp) -> String {
+    format!("?since={}&kind=replay&preview=yes", segment(&written_since(oldest)))
 }
 
 /// Says in one sentence whether events arrive.
 fn verdict(endpoints: usize, held: usize, attention: &[CustomerTrouble], delivered: u64, dead: u64) -> String {
-    let failing = attention.iter().filter(|row| row.endpoint.is_some()).count();
-    match (endpoints, held, failing, dead) {
+    // An endpoint may be named for several reasons.
+    let failing: BTreeSet<&str> = attention.iter().filter_map(|row| row.endpoint.as_deref()).collect();
+    let of_all = |count: usize| format!("{count} of {}", counted(endpoints as u64, "endpoint", "endpoints"));
+    match (endpoints, held, failing.len(), dead) {
         (0, ..) => "No endpoint is set up yet, so nothing is sent to you.".to_owned(),
         (_, 0, 0, 0) if delivered == 0 => "All is well. No event has come in the last 24 hours.".to_owned(),
-        (_, 0, 0, 0) => {
-            format!("You are receiving: {} deliveries arrived in the last 24 hours.", words::count(delivered))
-        }
+        (_, 0, 0, 0) => format!("You are receiving: {} arrived in the last 24 hours.", deliveries(delivered)),
         (_, 0, 0, dead) => format!(
-            "{} deliveries arrived in the last 24 hours, and {} will not come by themselves.",
-            words::count(delivered),
+            "{} arrived in the last 24 hours, and {} will not come by themselves.",
+            deliveries(delivered),
             words::count(dead)
         ),
+        (_, 1, 0, _) => format!("{} gets no events now. They are held until it does; nothing is lost.", of_all(1)),
         (_, held, 0, _) => {
-            format!("{held} of {endpoints} endpoints do not get events now: what is for them is held, nothing is lost.")
+            format!("{} get no events now. They are held until they do; nothing is lost.", of_all(held))
         }
-        (_, _, failing, _) => format!(
-            "{} of {endpoints} endpoints need{} attention. What is for {} waits or can be sent again; nothing is lost.",
-            failing,
-            if failing == 1 { "s" } else { "" },
-            if failing == 1 { "it" } else { "them" }
-        ),
+        (_, _, 1, _) => {
+            format!("{} needs attention. Its events are held, or can be sent again; nothing is lost.", of_all(1))
+        }
+        (_, _, failing, _) => {
+            format!("{} need attention. Their events are held, or can be sent again; nothing is lost.", of_all(failing))
+        }
     }
 }
 
-fn draw(figures: &TenantFigures, from: Timestamp) -> Svg {
-    let step = SignedDuration::from_hours(1);
-    let first = figures.data.first().map_or(from, |point| point.at);
-    let values = |count: fn(&FigurePoint) -> u64| figures.data.iter().map(|point| Some(count(point) as f64)).collect();
+fn deliveries(count: u64) -> String {
+    counted(count, "delivery", "deliveries")
+}
+
+fn draw(hours: &[Option<FigureSum>], from: Timestamp) -> Svg {
+    let series = |name: &str, tone, count: fn(&FigureSum) -> u64| Series {
+        name: name.to_owned(),
+        tone,
+        values: hours.iter().map(|hour| hour.as_ref().map(|hour| count(hour) as f64)).collect(),
+    };
     OverTime {
         title: "Deliveries of the last 24 hours".into(),
         unit: "per hour".into(),
-        from: first,
-        step,
+        from,
+        step: HOUR,
         series: vec![
-            Series { name: "delivered".into(), tone: ChartTone::Good, values: values(|point| point.ended.delivered) },
-            Series {
-                name: "dead".into(),
-                tone: ChartTone::Bad,
-                values: values(|point| point.ended.dead.values().sum()),
-            },
+            series("delivered", ChartTone::Good, |hour| hour.delivered),
+            series("dead", ChartTone::Bad, |hour| hour.dead),
         ],
         shape: Shape::Stacked,
         marks: Vec::new(),
@@ -199,7 +194,33 @@ mod tests {
         assert_eq!(verdict(2, 0, &[], 1_204, 0), "You are receiving: 1,204 deliveries arrived in the last 24 hours.");
         assert!(verdict(2, 0, &[], 0, 0).starts_with("All is well."));
         assert!(verdict(2, 0, &[], 5, 3).ends_with("and 3 will not come by themselves."));
-        assert!(verdict(2, 1, &[], 5, 0).starts_with("1 of 2 endpoints do not get events now"));
+        assert!(verdict(2, 0, &[], 1, 3).starts_with("1 delivery arrived"));
+        assert!(verdict(2, 1, &[], 5, 0).starts_with("1 of 2 endpoints gets no events now."));
+        assert!(verdict(1, 1, &[], 5, 0).starts_with("1 of 1 endpoint gets no events now."));
         assert!(verdict(2, 0, &[row(Some("ep_1"))], 5, 0).starts_with("1 of 2 endpoints needs attention."));
+    }
+
+    #[test]
+    fn an_endpoint_that_needs_attention_for_several_reasons_is_one() {
+        let rows = [row(Some("ep_1")), row(Some("ep_2")), row(Some("ep_1")), row(None)];
+        assert!(verdict(2, 0, &rows, 5, 0).starts_with("2 of 2 endpoints need attention."));
+    }
+
+    #[test]
+    fn an_hour_without_deliveries_keeps_its_place() {
+        let hour = |delivered| {
+            let mut sum = FigureSum::default();
+            sum.delivered = delivered;
+            Some(sum)
+        };
+        let from: Timestamp = "2026-11-18T08:00:00Z".parse().unwrap();
+        let drawn = draw(&[hour(2), hour(0), hour(3)], from).to_string();
+        assert!(drawn.contains("10:00 delivered: 3") && !drawn.contains("09:00 delivered"), "{drawn}");
+    }
+
+    #[test]
+    fn the_way_to_recovery_takes_everything_since_the_oldest() {
+        let oldest: Timestamp = "2026-11-18T08:00:00.7Z".parse().unwrap();
+        assert_eq!(recover_query(oldest), "?since=2026-11-18T08%3A00%3A00Z&kind=replay&preview=yes");
     }
 }
