@@ -10,6 +10,7 @@ for_every_store! {
     a_bad_night_is_recovered_in_the_browser,
     chosen_dead_letters_are_discarded,
     a_customer_recovers_what_died_and_sees_nobody_else,
+    the_first_page_of_the_portal_leads_to_the_recovery_of_everything,
     a_recovery_that_is_refused_keeps_what_was_typed,
     a_tenant_is_made_changed_and_deleted_by_typing_its_id,
     a_token_is_shown_once_and_revoked_after_a_question,
@@ -206,6 +207,45 @@ async fn a_customer_recovers_what_died_and_sees_nobody_else() {
     assert_eq!(status, StatusCode::FORBIDDEN, "a reader may not even preview");
     assert!(!read(&reader, "/portal/dead-letters").await.contains("Recover…"));
     has(&read(&reader, "/portal/access").await, &["Tokens are shown to sign-ins with the right manage."]);
+}
+
+/// Returns the path of the portal that a link with this text leads to.
+fn portal_link(html: &str, text: &str) -> String {
+    let before = html.split(&format!(">{text}</a>")).next().filter(|before| before.len() < html.len());
+    let address = before.and_then(|before| before.rsplit("href=\"").next()).and_then(|rest| rest.split('"').next());
+    let address = address.unwrap_or_else(|| panic!("no link {text:?} in {html}"));
+    let below = address.trim_start_matches("../").trim_start_matches("./").trim_start_matches("portal/");
+    format!("/portal/{}", below.replace("&#38;", "&").replace("&amp;", "&"))
+}
+
+async fn the_first_page_of_the_portal_leads_to_the_recovery_of_everything() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = lost(&gateway, &receiver, 3).await;
+    let wish = json!({"tenant": "default", "rights": ["read", "manage"], "name": "customer"});
+    let made = gateway.client.post_json("/v1/tokens", &wish).await.expect(201);
+    let pages = PageClient::portal(&gateway, made["token"].as_str().unwrap()).await;
+    let home = read(&pages, "/portal").await;
+    has(&home, &["3 deliveries will not come by themselves"]);
+    assert!(!home.contains("posthaste "), "a customer has no commands: {home}");
+    receiver.answer_with(|_| Reply::Status(200));
+    let preview = read(&pages, &portal_link(&home, "Recover what was missed")).await;
+    has(&preview, &["Nothing has been done yet", "3 deliveries would be sent again, to 1 endpoint."]);
+    has(&preview, &["Everything that failed since <input name=\"since\"", "<details id=\"choices\"><summary>"]);
+    // The same from the dead letters, and from the endpoint in trouble.
+    let groups = read(&pages, "/portal/dead-letters").await;
+    has(&read(&pages, &portal_link(&groups, "Recover…")).await, &["3 deliveries would be sent again, to 1 endpoint."]);
+    let shown = read(&pages, &format!("/portal/endpoints/{}", endpoint["id"].as_str().unwrap())).await;
+    has(&shown, &[">3 dead letters</a>"]);
+    has(
+        &read(&pages, &portal_link(&shown, "Replay them…")).await,
+        &["3 deliveries would be sent again, to 1 endpoint."],
+    );
+    // A bare form has a time in it.
+    has(&read(&pages, "/portal/dead-letters/recover").await, &["name=\"since\" value=\"24h\""]);
+
+    let job = start_previewed(&gateway, &pages, "/portal", &preview).await;
+    assert_eq!(finished(&gateway, &job).await["outcome"], json!({"delivered": 3, "dead": 0, "waiting": 0}));
 }
 
 async fn a_recovery_that_is_refused_keeps_what_was_typed() {

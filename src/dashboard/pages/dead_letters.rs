@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::dead_letter_filter::{DeadLetterFilter, NAMES};
 use super::endpoint_labels::{EndpointLabel, endpoint_labels};
+use super::past_moment::written_since;
 use super::recovery_words::{answer_hint, counted};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
@@ -131,7 +132,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let rows = found.data.into_iter().map(|group| row_of(&page, &labels, group)).collect();
     let summary = summary(&found.total);
     PageContext::render(&DeadLettersPage {
-        recover_all: filter_query(&page, &[("kind", "replay")]),
+        recover_all: recover_all(&page, &filter, found.total.oldest_at),
         list_all: filter_query(&page, &[]),
         filter,
         fault,
@@ -175,6 +176,15 @@ fn chart(days: &[DeadDay]) -> Svg {
 
 fn nothing() -> FoundGroups {
     FoundGroups { data: Vec::new(), total: FoundTotal { count: 0, groups: 0, oldest_at: None } }
+}
+
+/// Returns the query of a recovery of everything that the filter takes; without a
+/// filter, of everything since the oldest, which is previewed at once.
+fn recover_all(page: &PageContext, filter: &DeadLetterFilter, oldest_at: Option<Timestamp>) -> String {
+    match oldest_at.filter(|_| filter.is_empty()) {
+        Some(at) => filter_query(page, &[("since", &written_since(at)), ("kind", "replay"), ("preview", "yes")]),
+        None => filter_query(page, &[("kind", "replay")]),
+    }
 }
 
 fn filter_query(page: &PageContext, changed: &[(&str, &str)]) -> String {

@@ -107,6 +107,9 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         form.tenant.clear();
     }
     if !page.query.has("preview") {
+        if form.is_unfiltered() {
+            form.since = "24h".to_owned();
+        }
         return render(page, form, Ok(None));
     }
     form.fix_times(page.now);

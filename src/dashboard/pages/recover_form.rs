@@ -147,6 +147,13 @@ impl RecoverForm {
         is_empty && self.since.is_empty() && self.until.is_empty()
     }
 
+    /// Whether something is chosen besides a replay of what died since a time.
+    pub fn is_narrowed(&self) -> bool {
+        let is_chosen = self.chosen().as_object().is_some_and(|filter| !filter.is_empty());
+        let rest = [&self.tenant, &self.until, &self.per_second, &self.not_older_than, &self.note];
+        is_chosen || self.kind != JobKind::Replay || self.even_overtaken || rest.iter().any(|text| !text.is_empty())
+    }
+
     /// Returns which times the form's bounds are.
     pub fn time_name(&self) -> &'static str {
         match self.kind {
@@ -305,6 +312,14 @@ mod tests {
         let faults = form("since=noon&per_second=fast").document(now(), true).unwrap_err();
         let pointers: Vec<&str> = faults.iter().map(|fault| fault.pointer.as_str()).collect();
         assert_eq!(pointers, ["/since", "/per_second"]);
+    }
+
+    #[test]
+    fn a_time_alone_needs_none_of_the_other_choices() {
+        assert!(!form("kind=replay&since=2h&preview=yes").is_narrowed() && !form("").is_narrowed());
+        for more in ["kind=discard", "until=1h", "endpoint=ep_1", "note=x", "all=yes", "tenant=acme", "per_second=5"] {
+            assert!(form(&format!("since=2h&{more}")).is_narrowed(), "{more}");
+        }
     }
 
     #[test]
