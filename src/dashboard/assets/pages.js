@@ -34,7 +34,9 @@
           askAt = Math.min(askAt, Date.now() + 300 + Math.random() * 700);
         }
       }
-      const text = `${time.dataset.text} (${more})`;
+      // A row has the time above its age, without the date of today.
+      const today = `${new Date(now()).toISOString().slice(0, 10)} `;
+      const text = time.closest("td, th") ? `${time.dataset.text.replace(" UTC", "").replace(today, "")}\n${more}` : `${time.dataset.text} (${more})`;
       if (time.textContent !== text) time.textContent = text;
     }
     const stale = document.querySelector("[data-as-of]");
