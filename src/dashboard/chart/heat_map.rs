@@ -6,10 +6,9 @@ use std::fmt::Write;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Svg, escape, tick_label};
-use crate::dashboard::words;
 
 /// Longest name beside a row, in characters; a pointer is told the whole of it.
-const NAME_CHARS_MAX: usize = 36;
+const NAME_CHARS_MAX: usize = 39;
 
 /// One row of the grid.
 pub struct HeatRow {
@@ -34,7 +33,10 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
     );
     for (number, row) in rows.iter().enumerate() {
         let y = top + cell_height * number as f64;
-        let shown = words::short(&row.name, NAME_CHARS_MAX);
+        let mut shown: String = row.name.chars().take(NAME_CHARS_MAX).collect();
+        if shown.len() < row.name.len() {
+            shown.push('…');
+        }
         let _ = write!(svg, "<text x=\"0\" y=\"{:.0}\">{}</text><g>", y + 12.0, escape(&shown));
         let looks: Vec<Option<CellLook>> = row.steps.iter().map(|cell| cell.map(CellLook::of)).collect();
         for look in CellLook::ALL {
