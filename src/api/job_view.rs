@@ -8,10 +8,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::lifecycle::Gateway;
+use crate::lifecycle::jobs::held::HeldEndpoints;
 use crate::lifecycle::jobs::preview::{JobPreview, eta};
-use crate::model::delivery::after;
+use crate::model::delivery::{WaitingFor, after};
 use crate::model::id::{EndpointId, JobId, TenantId};
-use crate::model::job::{Job, JobCounts, JobFilter, JobKind, JobState, LeftOut};
+use crate::model::job::{Job, JobCounts, JobFilter, JobKind, JobState, LeftOut, MatchBound};
 use crate::model::purge::PurgeStage;
 use crate::model::span::Span;
 
@@ -44,7 +45,10 @@ pub struct JobEndpointView {
     /// The endpoint's id.
     #[schema(value_type = String)]
     endpoint: EndpointId,
-    /// How many deliveries match there, as far as it has looked.
+    /// The tenant that it belongs to.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// How many deliveries match there: those that it has found, and until it has looked at all no fewer than were expected.
     matched: u64,
     /// How many it has changed.
     done: u64,
@@ -52,6 +56,8 @@ pub struct JobEndpointView {
     outcome: JobOutcome,
     /// Whether it has nothing more to do there.
     is_done: bool,
+    /// Why nothing can be sent there now: `pause`, `disabled` or `breaker`; null if something can, or nothing is left to send.
+    held_by: Option<WaitingFor>,
 }
 
 /// How far the purge of a tenant has come.
@@ -81,7 +87,7 @@ pub struct JobView {
     state: JobState,
     /// Which deliveries are taken.
     filter: JobFilter,
-    /// How many deliveries match, as far as it has looked.
+    /// How many deliveries match: those that it has found, and until it has looked at all no fewer than were expected when it began.
     matched: u64,
     /// Whether all deliveries were looked at, so that `matched` is final.
     is_exact: bool,
@@ -102,7 +108,7 @@ pub struct JobView {
     not_older_than: Option<Span>,
     /// Whether deliveries that their lane has passed are replayed, too.
     even_overtaken: bool,
-    /// About when it will be done, as it goes; null if that is not known, or nothing is sent.
+    /// About when it will be done, as it goes; null if that is not known, nothing is sent, or an endpoint is held.
     #[schema(value_type = Option<String>, format = DateTime)]
     eta_at: Option<Timestamp>,
     /// Why it failed; null if it did not.
@@ -121,9 +127,10 @@ pub struct JobView {
 
 impl JobView {
     /// Shows a job.
-    pub fn of(gateway: &Gateway, job: Job) -> Self {
-        let (offset, counts) = (gateway.clock.wall_offset(), job.counts());
-        let eta_at = eta(gateway, &job);
+    pub fn of(gateway: &Gateway, job: Job, held: &HeldEndpoints) -> Self {
+        let (offset, counts, matched) = (gateway.clock.wall_offset(), job.counts(), job.matched());
+        let eta_at = eta(gateway, &job, held);
+        let (kind, is_going) = (job.spec.kind, !job.state.is_over());
         let is_exact = job.parts.iter().all(|part| part.is_read);
         let mut parts = job.parts;
         let is_purge = job.spec.kind == JobKind::Purge;
@@ -133,13 +140,15 @@ impl JobView {
         });
         // The only part of a purge is at no endpoint.
         parts.retain(|_| !is_purge);
-        parts.sort_by_key(|part| std::cmp::Reverse(part.counts.matched));
+        parts.sort_by_key(|part| std::cmp::Reverse(part.matched()));
         let endpoints = parts.into_iter().take(ENDPOINTS_SHOWN).map(|part| JobEndpointView {
             endpoint: part.endpoint,
-            matched: part.counts.matched,
+            matched: part.matched(),
             done: part.counts.done,
             outcome: outcome(&part.counts),
             is_done: part.is_done,
+            held_by: held.by(kind, part.endpoint).filter(|_| is_going && !part.is_done),
+            tenant: part.tenant,
         });
         Self {
             id: job.id,
@@ -147,7 +156,7 @@ impl JobView {
             kind: job.spec.kind,
             state: job.state,
             filter: job.spec.filter,
-            matched: counts.matched,
+            matched,
             is_exact,
             done: counts.done,
             left_out: left_out(counts.left_out.clone()),
@@ -181,15 +190,24 @@ pub struct EndpointPreviewView {
     /// The endpoint's id.
     #[schema(value_type = String)]
     endpoint: EndpointId,
+    /// The tenant that it belongs to.
+    #[schema(value_type = String)]
+    tenant: TenantId,
     /// How many deliveries it would change.
     matches: u64,
-    /// In how many lanes they are.
+    /// What `matches` says: `exact`; `at_least`, and perhaps more; `at_most`, because some may stay that were not looked at; or `estimate`, if both.
+    bound: MatchBound,
+    /// How many deliveries were looked at one by one; null if all of them.
+    looked_at: Option<u64>,
+    /// In how many lanes those are that were looked at. There may be more lanes, if these are not all.
     lanes: u64,
     /// How many would be sent per second; null where nothing is sent.
     per_second: Option<f64>,
     /// About how long that takes; null where nothing is sent.
     #[schema(value_type = Option<String>, example = "25s")]
     takes: Option<Span>,
+    /// Why nothing can be sent there now: `pause`, `disabled` or `breaker`; null if something can.
+    held_by: Option<WaitingFor>,
 }
 
 /// What a replay would let go on.
@@ -210,13 +228,15 @@ pub struct JobPreviewView {
     endpoints: Vec<EndpointPreviewView>,
     /// How many match and would stay as they are, by reason.
     left_out: Vec<LeftOutCount>,
-    /// Whether the number of deliveries is exact. It is if the tally of dead letters can answer the filter, which has endpoints, a cause, answers and whole days, or if 10,000 deliveries or fewer were to be looked at.
+    /// Whether the number of deliveries is exact. It is if all of them were looked at, which are at most 10,000; for a discard also if the tally of dead letters can answer the filter, which has endpoints, a cause, answers and times of death.
     is_exact: bool,
+    /// What `matches` says: `exact`; `at_least`, and perhaps more; `at_most`, because some may stay that were not looked at; or `estimate`, if both.
+    bound: MatchBound,
     /// How many deliveries were looked at one by one, to find those that stay; null if all of them. Among the others more may stay.
     looked_at: Option<u64>,
     /// What waits behind deliveries that it would replay, and goes on after them.
     unblocks: UnblockedView,
-    /// About when it would be done; null where nothing is sent.
+    /// About when it would be done; null where nothing is sent, or an endpoint is held.
     #[schema(value_type = Option<String>, format = DateTime)]
     done_at: Option<Timestamp>,
 }
@@ -230,19 +250,25 @@ impl JobPreviewView {
             .into_iter()
             .map(|one| EndpointPreviewView {
                 endpoint: one.endpoint,
+                tenant: one.tenant,
                 matches: one.matches,
+                bound: one.bound,
+                looked_at: one.looked_at,
                 lanes: one.lanes,
                 per_second: one.per_second,
                 takes: one.takes.map(whole_seconds),
+                held_by: one.held_by,
             })
             .collect();
-        let longest = endpoints.iter().filter_map(|endpoint| endpoint.takes).max();
+        let is_held = endpoints.iter().any(|endpoint| endpoint.held_by.is_some());
+        let longest = endpoints.iter().filter_map(|endpoint| endpoint.takes).max().filter(|_| !is_held);
         Self {
             matches: endpoints.iter().map(|endpoint| endpoint.matches).sum(),
             done_at: longest.map(|span| after(now, span.0)),
             endpoints,
             left_out: left_out(preview.left_out),
-            is_exact: preview.is_exact,
+            is_exact: preview.bound == MatchBound::Exact,
+            bound: preview.bound,
             looked_at: preview.looked_at,
             unblocks: UnblockedView { waiting: preview.unblocked, lanes: preview.unblocked_lanes },
         }

@@ -16,6 +16,7 @@ use super::job_view::{JobPreviewView, JobView};
 use super::page::{Page, PageParams, ask};
 use super::problem::{InputProblems, LimitProblems, Problem, ProblemCode, Problems, StateProblems};
 use super::query_params::ListParams;
+use crate::lifecycle::jobs::held::HeldEndpoints;
 use crate::lifecycle::jobs::preview::{expect, preview};
 use crate::lifecycle::jobs::{parts_of, running_max};
 use crate::model::audit::Initiator;
@@ -129,7 +130,7 @@ async fn start(
     gateway.dispatcher.admit(started.freed);
     gateway.notifier.operational_events_written(&started.operational_events);
     let job = gateway.store.job(&job.tenant, job.id).await?.unwrap_or(job);
-    Ok((StatusCode::ACCEPTED, Json(JobView::of(gateway, job))).into_response())
+    Ok((StatusCode::ACCEPTED, Json(shown(api, job).await)).into_response())
 }
 
 /// Returns what was asked for, or what is wrong with it.
@@ -219,7 +220,8 @@ pub async fn list(
 ) -> Result<Json<Page<JobView>>, Problem> {
     let page_request = ask("jobs", params.page.limit, params.page.cursor.as_deref())?;
     let page = api.gateway.store.jobs(Some(&tenant), page_request).await?;
-    Ok(Json(Page::of("jobs", page, |job| JobView::of(&api.gateway, job))))
+    let held = HeldEndpoints::of(&api.gateway, &page.data).await;
+    Ok(Json(Page::of("jobs", page, |job| JobView::of(&api.gateway, job, &held))))
 }
 
 /// List the jobs of all tenants, newest first
@@ -235,12 +237,19 @@ pub async fn list_all(
 ) -> Result<Json<Page<JobView>>, Problem> {
     let page_request = ask("all-jobs", params.page.limit, params.page.cursor.as_deref())?;
     let page = api.gateway.store.jobs(None, page_request).await?;
-    Ok(Json(Page::of("all-jobs", page, |job| JobView::of(&api.gateway, job))))
+    let held = HeldEndpoints::of(&api.gateway, &page.data).await;
+    Ok(Json(Page::of("all-jobs", page, |job| JobView::of(&api.gateway, job, &held))))
 }
 
 async fn find(api: &SharedApiState, tenant: &TenantId, id: JobId) -> Result<Json<JobView>, Problem> {
     let job = api.gateway.store.job(tenant, id).await?.ok_or_else(|| Problem::not_found(MissingResource::Job))?;
-    Ok(Json(JobView::of(&api.gateway, job)))
+    Ok(Json(shown(api, job).await))
+}
+
+/// Shows one job.
+async fn shown(api: &SharedApiState, job: Job) -> JobView {
+    let held = HeldEndpoints::of(&api.gateway, std::slice::from_ref(&job)).await;
+    JobView::of(&api.gateway, job, &held)
 }
 
 /// Show a job

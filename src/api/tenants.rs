@@ -20,6 +20,7 @@ use super::job_view::JobView;
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use super::query_params::QueryParams;
+use crate::lifecycle::jobs::held::HeldEndpoints;
 use crate::lifecycle::{change, purge};
 use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointCeiling;
@@ -359,5 +360,5 @@ pub async fn purge(
     NamedTenant(id): NamedTenant,
 ) -> Result<(StatusCode, Json<JobView>), Problem> {
     let job = purge::start(&api.gateway, &by, &id).await?;
-    Ok((StatusCode::ACCEPTED, Json(JobView::of(&api.gateway, job))))
+    Ok((StatusCode::ACCEPTED, Json(JobView::of(&api.gateway, job, &HeldEndpoints::default()))))
 }

@@ -23,13 +23,15 @@ use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
 use crate::model::job::{Job, JobFilter, JobKind, JobPart, JobSpec};
 use crate::model::rate::roughly;
 use crate::store::plan::change::ChangeCondition;
-use crate::store::{Error, FollowedDeliveries, JobAdvanced, JobStep, Result, WaitingInJob};
+use crate::store::{CandidateWalk, Error, FollowedDeliveries, JobAdvanced, JobStep, Result, WaitingInJob};
 
 mod backfill;
 mod candidates;
+pub mod held;
 pub mod pace;
 mod pick;
 pub mod preview;
+mod tally;
 
 /// Rest between looks while none does.
 const IDLE_REST: Duration = Duration::from_secs(1);
@@ -133,7 +135,8 @@ impl JobRunner {
         if job.spec.kind == JobKind::Backfill {
             is_end = pick_events(gateway, (job, &filter), part, &mut picked, room.most).await?;
         } else if can_read {
-            let page = candidates_of(gateway, &job.spec, &filter, part, part.after, LOOK).await?;
+            let page =
+                candidates_of(gateway, &job.spec, &filter, part, CandidateWalk::OldestFirst(part.after), LOOK).await?;
             picker.pick(&mut picked, &page, room.most, is_in_flight);
             is_end = picked.is_whole && page.is_end;
         }

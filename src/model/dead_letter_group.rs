@@ -182,6 +182,23 @@ pub struct DeadLetterGroup {
     pub newest_at: Timestamp,
 }
 
+/// Dead letters of one endpoint, cause and answer that died in a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetterSpan {
+    /// Tenant they belong to.
+    pub tenant: TenantId,
+    /// Endpoint they were for.
+    pub endpoint: EndpointId,
+    /// Cause of their death.
+    pub cause: DeadCause,
+    /// Their last answer, if they had one.
+    pub answer: Option<String>,
+    /// Time of the first death that counts.
+    pub since: Timestamp,
+    /// Time of the first death that no longer counts.
+    pub until: Timestamp,
+}
+
 /// The largest groups of dead letters, and the sum of all groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeadLetterGroups {

@@ -300,6 +300,33 @@ impl LeftOut {
     }
 }
 
+/// What a number of deliveries says about those that a job would take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MatchBound {
+    /// It would take so many.
+    #[default]
+    Exact,
+    /// It would take so many, and perhaps more.
+    AtLeast,
+    /// So many match, and some of them may stay.
+    AtMost,
+    /// More may match, and some of them may stay.
+    Estimate,
+}
+
+impl MatchBound {
+    /// Returns what the sum of two numbers says.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Exact, bound) | (bound, Self::Exact) => bound,
+            (Self::AtLeast, Self::AtLeast) => Self::AtLeast,
+            (Self::AtMost, Self::AtMost) => Self::AtMost,
+            _ => Self::Estimate,
+        }
+    }
+}
+
 /// How far a job, or its part at one endpoint, has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCounts {
@@ -376,6 +403,13 @@ impl JobPart {
     pub fn new(tenant: TenantId, endpoint: EndpointId) -> Self {
         Self { tenant, endpoint, after: None, is_read: false, is_done: false, counts: JobCounts::default() }
     }
+
+    /// Returns how many deliveries match. Until all were looked at, these are no fewer
+    /// than were thought to match when the job began.
+    pub fn matched(&self) -> u64 {
+        let seen = self.counts.matched + self.counts.held;
+        if self.is_read { seen } else { seen.max(self.counts.expected.unwrap_or(0)) }
+    }
 }
 
 /// A job, with its parts as far as they were read.
@@ -406,6 +440,11 @@ impl Job {
         self.parts.iter().for_each(|part| sum.add(&part.counts));
         sum
     }
+
+    /// Returns how many deliveries match at all its endpoints.
+    pub fn matched(&self) -> u64 {
+        self.parts.iter().map(JobPart::matched).sum()
+    }
 }
 
 #[cfg(test)]
@@ -415,6 +454,7 @@ mod tests {
     use crate::model::dead_letter_group::DeadLetterGroup;
     use crate::model::delivery::{BodyFormat, Progress};
     use crate::model::id::EventId;
+    use crate::model::job_filter::GroupTaken;
     use crate::model::wall_offset::WallOffset;
 
     fn at(seconds: i64) -> Timestamp {
@@ -527,20 +567,22 @@ mod tests {
             newest_at: at(60),
         };
         let takes = |filter: JobFilter| filter.takes_group(&group);
-        assert_eq!(takes(JobFilter { all: true, ..Default::default() }), Some(true));
+        assert_eq!(takes(JobFilter { all: true, ..Default::default() }), GroupTaken::All);
         assert_eq!(
             takes(JobFilter { answers: vec!["timeout".into(), "5xx".into()], ..Default::default() }),
-            Some(true)
+            GroupTaken::All
         );
-        assert_eq!(takes(JobFilter { answers: vec!["timeout".into()], ..Default::default() }), Some(false));
-        assert_eq!(takes(JobFilter { cause: Some(DeadCause::Refused), ..Default::default() }), Some(false));
-        assert_eq!(takes(JobFilter { finished_since: Some(at(61)), ..Default::default() }), Some(false));
-        assert_eq!(takes(JobFilter { finished_until: Some(at(50)), ..Default::default() }), Some(false));
-        assert_eq!(takes(JobFilter { finished_since: Some(at(50)), ..Default::default() }), Some(true));
+        assert_eq!(takes(JobFilter { answers: vec!["timeout".into()], ..Default::default() }), GroupTaken::Nothing);
+        assert_eq!(takes(JobFilter { cause: Some(DeadCause::Refused), ..Default::default() }), GroupTaken::Nothing);
+        assert_eq!(takes(JobFilter { finished_since: Some(at(61)), ..Default::default() }), GroupTaken::Nothing);
+        assert_eq!(takes(JobFilter { finished_until: Some(at(50)), ..Default::default() }), GroupTaken::Nothing);
+        assert_eq!(takes(JobFilter { finished_since: Some(at(50)), ..Default::default() }), GroupTaken::All);
         // Some died before and some after, and the tally knows no more.
-        assert_eq!(takes(JobFilter { finished_since: Some(at(55)), ..Default::default() }), None);
-        assert_eq!(takes(JobFilter { finished_until: Some(at(60)), ..Default::default() }), None);
-        assert_eq!(takes(JobFilter { key: Some("k".into()), ..Default::default() }), None);
+        assert_eq!(takes(JobFilter { finished_since: Some(at(55)), ..Default::default() }), GroupTaken::Some);
+        assert_eq!(takes(JobFilter { finished_until: Some(at(60)), ..Default::default() }), GroupTaken::Some);
+        let of_key = JobFilter { key: Some("k".into()), ..Default::default() };
+        assert_eq!(takes(of_key.clone()), GroupTaken::Unknown);
+        assert_eq!(takes(JobFilter { finished_since: Some(at(61)), ..of_key }), GroupTaken::Nothing);
     }
 
     #[test]
@@ -554,6 +596,19 @@ mod tests {
     }
 
     #[test]
+    fn a_part_that_still_looks_has_at_least_what_was_expected() {
+        let mut part = JobPart::new("acme".parse().unwrap(), EndpointId::mint(at(1), 2));
+        part.counts = JobCounts { matched: 10, held: 5, expected: Some(100), ..JobCounts::default() };
+        assert_eq!(part.matched(), 100);
+        part.counts.expected = Some(12);
+        assert_eq!(part.matched(), 15, "what is held back matches, too");
+        // Some of those that were expected were forgotten, or changed by others.
+        part.counts.expected = Some(100);
+        part.is_read = true;
+        assert_eq!(part.matched(), 15);
+    }
+
+    #[test]
     fn what_is_over_cannot_be_changed() {
         assert_eq!(JobChange::Pause.apply(JobState::Running, true), Some(JobState::Paused));
         assert_eq!(JobChange::Resume.apply(JobState::Paused, true), Some(JobState::Running));
@@ -562,6 +617,20 @@ mod tests {
             for over in [JobState::Finished, JobState::Cancelled, JobState::Failed] {
                 assert!(over.is_over() && change.apply(over, true).is_none());
             }
+        }
+    }
+
+    #[test]
+    fn a_sum_says_no_more_than_its_parts() {
+        use MatchBound::{AtLeast, AtMost, Estimate, Exact};
+        for (one, other, both) in [
+            (Exact, Exact, Exact),
+            (Exact, AtMost, AtMost),
+            (AtLeast, Exact, AtLeast),
+            (AtLeast, AtMost, Estimate),
+            (Estimate, AtMost, Estimate),
+        ] {
+            assert_eq!(one.and(other), both);
         }
     }
 }

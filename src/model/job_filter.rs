@@ -62,6 +62,19 @@ pub struct JobFilter {
     pub ids: Vec<DeliveryId>,
 }
 
+/// Which dead letters of a group a filter takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupTaken {
+    /// Every one.
+    All,
+    /// None of them.
+    Nothing,
+    /// Those that died in the filter's time, and others did not.
+    Some,
+    /// Those that only a look at each can tell.
+    Unknown,
+}
+
 impl JobFilter {
     /// Whether it chooses nothing but the state.
     pub fn is_empty(&self) -> bool {
@@ -82,9 +95,9 @@ impl JobFilter {
         }
     }
 
-    /// Returns whether all dead letters of a group pass, or none; nothing, if only a
-    /// look at each can tell. The group has one endpoint, cause, answer and day.
-    pub fn takes_group(&self, group: &DeadLetterGroup) -> Option<bool> {
+    /// Returns which dead letters of a group pass. The group has one endpoint, cause,
+    /// answer and day.
+    pub fn takes_group(&self, group: &DeadLetterGroup) -> GroupTaken {
         let by_row = Self {
             all: self.all,
             state: self.state,
@@ -95,9 +108,6 @@ impl JobFilter {
             finished_until: self.finished_until,
             ..Self::default()
         };
-        if by_row != *self {
-            return None;
-        }
         let is_one_of = |answer: &String| match group.answer.as_deref().map(|text| (text, text.parse())) {
             Some((_, Ok(status))) => is_status(answer, status),
             Some((kind, Err(_))) => answer == kind,
@@ -110,10 +120,11 @@ impl JobFilter {
             || self.finished_until.is_some_and(|until| group.oldest_at >= until);
         let is_cut = self.finished_since.is_some_and(|since| group.oldest_at < since)
             || self.finished_until.is_some_and(|until| group.newest_at >= until);
-        match (is_out, is_cut) {
-            (true, _) => Some(false),
-            (false, true) => None,
-            (false, false) => Some(true),
+        match (is_out, by_row == *self, is_cut) {
+            (true, _, _) => GroupTaken::Nothing,
+            (false, false, _) => GroupTaken::Unknown,
+            (false, true, true) => GroupTaken::Some,
+            (false, true, false) => GroupTaken::All,
         }
     }
 

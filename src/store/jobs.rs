@@ -37,7 +37,7 @@ pub struct JobStarted {
 /// Some deliveries of an endpoint.
 #[derive(Debug, Clone, Default)]
 pub struct CandidatePage {
-    /// The deliveries in the order of their creation.
+    /// The deliveries in the order of the walk.
     pub candidates: Vec<JobCandidate>,
     /// The last one that was read, whatever its state.
     pub looked_to: Option<DeliveryId>,
@@ -45,6 +45,15 @@ pub struct CandidatePage {
     pub read: usize,
     /// Whether there are no more.
     pub is_end: bool,
+}
+
+/// The way of a walk through the deliveries of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CandidateWalk {
+    /// In the order of their creation, behind this delivery if there is one.
+    OldestFirst(Option<DeliveryId>),
+    /// Against it, before this delivery if there is one.
+    NewestFirst(Option<DeliveryId>),
 }
 
 /// A delivery that a job changed, and where it stands now.
@@ -351,13 +360,12 @@ pub trait JobStore: Send + Sync {
     /// this node owns. A job of a newer version keeps no other from being read.
     async fn open_jobs(&self) -> Result<OpenJobs>;
 
-    /// Reads an endpoint's deliveries in a state, in the order of their creation,
-    /// behind a delivery. It reads at most `look` of them.
+    /// Reads an endpoint's deliveries in a state, at most `look` of them.
     async fn job_candidates(
         &self,
         endpoint: EndpointId,
         state: DeliveryState,
-        after: Option<DeliveryId>,
+        walk: CandidateWalk,
         look: usize,
     ) -> Result<CandidatePage>;
 

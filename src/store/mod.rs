@@ -17,7 +17,7 @@ use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
 use crate::model::audit::Initiator;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
@@ -80,8 +80,8 @@ pub use content::{ContentComparison, EventContent};
 pub use error::{DatabaseFault, Error, MissingResource, Result, UnavailableReason};
 pub use figures::FigureStore;
 pub use jobs::{
-    BackfillPage, BackfillQuery, BackfillTake, CandidatePage, FollowedDeliveries, JobAdvanced, JobStarted, JobStep,
-    JobStore, OpenJobCounts, OpenJobs, PurgeStep, WaitingInJob,
+    BackfillPage, BackfillQuery, BackfillTake, CandidatePage, CandidateWalk, FollowedDeliveries, JobAdvanced,
+    JobStarted, JobStep, JobStore, OpenJobCounts, OpenJobs, PurgeStep, WaitingInJob,
 };
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, LongRetries, PageRequest};
@@ -275,6 +275,9 @@ pub trait History: Send + Sync {
         ask: GroupFilter,
         limit: usize,
     ) -> Result<DeadLetterGroups>;
+    /// Returns how many dead letters of one endpoint, cause and answer died in a
+    /// time. It counts no further than `most`.
+    async fn count_dead_letters(&self, of: DeadLetterSpan, most: usize) -> Result<u64>;
     /// Returns how many deliveries of an endpoint, a tenant or all still wait
     /// though their first attempt began before this time. It looks at a bounded
     /// number of those that wait.

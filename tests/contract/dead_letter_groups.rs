@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
-use posthaste::model::dead_letter_group::{DAY_MS, DeadLetterGroup, GroupBy, GroupField, GroupFilter};
+use posthaste::model::dead_letter_group::{DAY_MS, DeadLetterGroup, DeadLetterSpan, GroupBy, GroupField, GroupFilter};
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
 use posthaste::model::id::TenantId;
 use posthaste::model::named_enum::NamedEnum;
@@ -17,6 +17,7 @@ use crate::fixture::{StoreFixture, at, attempted, event, ours, settlement};
 for_every_store! {
     every_change_of_a_dead_letter_changes_the_counts_in_the_same_commit,
     groups_are_as_coarse_as_they_are_asked_for_and_the_sum_stays,
+    dead_letters_of_a_group_are_counted_by_the_time_of_their_death,
     an_answer_that_comes_after_the_death_moves_it_to_another_group,
     a_success_that_comes_after_the_death_takes_it_out,
     what_is_forgotten_or_belongs_to_a_deleted_tenant_is_not_counted,
@@ -80,6 +81,27 @@ async fn every_change_of_a_dead_letter_changes_the_counts_in_the_same_commit(fix
     assert_eq!(assert_ours(&fixture).await, 3);
     let fixture = fixture.reopened().await;
     assert_eq!(assert_ours(&fixture).await, 3);
+}
+
+async fn dead_letters_of_a_group_are_counted_by_the_time_of_their_death(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    for n in 0..5 {
+        let claim = fixture.claim(event(&format!("e{n}")).to(&one)).await;
+        fixture.die(&claim, DeadCause::Refused, at(10 + n)).await;
+    }
+    let other = fixture.claim(event("other").to(&two)).await;
+    fixture.die(&other, DeadCause::Refused, at(12)).await;
+    let count = async |cause, answer: &str, (since, until), most| {
+        let answer = Some(answer.to_owned());
+        let (tenant, endpoint, since, until) = (ours(), one.id, at(since), at(until));
+        let of = DeadLetterSpan { tenant, endpoint, cause, answer, since, until };
+        fixture.store.count_dead_letters(of, most).await.unwrap()
+    };
+    assert_eq!(count(DeadCause::Refused, "400", (0, 100), 100).await, 5);
+    assert_eq!(count(DeadCause::Refused, "400", (12, 14), 100).await, 2, "the end does not count");
+    assert_eq!(count(DeadCause::Refused, "400", (0, 100), 3).await, 3, "no further than asked for");
+    assert_eq!(count(DeadCause::Refused, "503", (0, 100), 100).await, 0);
+    assert_eq!(count(DeadCause::Exhausted, "400", (0, 100), 100).await, 0);
 }
 
 async fn groups_are_as_coarse_as_they_are_asked_for_and_the_sum_stays(fixture: StoreFixture) {

@@ -6,13 +6,15 @@ use posthaste::model::endpoint::Endpoint;
 use posthaste::model::id::{DeliveryId, JobId};
 use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
 use posthaste::store::plan::change::ChangeCondition;
-use posthaste::store::{DeliveryChange, Error, JobStep, MissingResource, PageRequest};
+use posthaste::store::{CandidateWalk, DeliveryChange, Error, JobStep, MissingResource, PageRequest};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, names, ours};
 
 for_every_store! {
     candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on,
+    candidates_come_newest_first_if_that_is_asked_for,
+    what_waits_is_found_however_many_others_there_are,
     a_step_changes_its_deliveries_and_moves_its_position_in_one_commit,
     a_step_that_was_made_is_not_made_again,
     what_refuses_is_left_out_and_the_rest_is_done,
@@ -92,7 +94,10 @@ async fn candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on(f
     let passed = fixture.claim(event("laned").key("k").to(&endpoint)).await;
     fixture.die(&passed, DeadCause::Refused, at(20)).await;
     let waiting = fixture.claim(event("waiting").to(&endpoint)).await;
-    let page = async |state, after, look| fixture.store.job_candidates(endpoint.id, state, after, look).await.unwrap();
+    let page = async |state, after, look| {
+        let walk = CandidateWalk::OldestFirst(after);
+        fixture.store.job_candidates(endpoint.id, state, walk, look).await.unwrap()
+    };
     let first = page(DeliveryState::Dead, None, 2).await;
     let ids: Vec<DeliveryId> = first.candidates.iter().map(|one| one.delivery.id).collect();
     assert_eq!((ids, first.looked_to, first.is_end), (dead[..2].to_vec(), Some(dead[1]), false));
@@ -103,6 +108,49 @@ async fn candidates_come_in_the_order_of_their_creation_and_say_where_to_go_on(f
     assert_eq!(second.candidates[1].delivery.last_status, Some(400));
     let others = page(DeliveryState::Waiting, None, 100).await;
     assert_eq!(others.candidates.iter().map(|one| one.delivery.id).collect::<Vec<_>>(), [waiting.id]);
+}
+
+async fn candidates_come_newest_first_if_that_is_asked_for(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 3).await;
+    let mut waiting = Vec::new();
+    for n in 0..3 {
+        waiting.push(fixture.claim(event(&format!("w{n}")).to(&endpoint)).await.id);
+    }
+    for (state, ids) in [(DeliveryState::Dead, dead), (DeliveryState::Waiting, waiting)] {
+        let page = async |before| {
+            let walk = CandidateWalk::NewestFirst(before);
+            fixture.store.job_candidates(endpoint.id, state, walk, 2).await.unwrap()
+        };
+        let first = page(None).await;
+        let found: Vec<DeliveryId> = first.candidates.iter().map(|one| one.delivery.id).collect();
+        assert_eq!((found, first.looked_to, first.is_end), (vec![ids[2], ids[1]], Some(ids[1]), false));
+        let second = page(first.looked_to).await;
+        let found: Vec<DeliveryId> = second.candidates.iter().map(|one| one.delivery.id).collect();
+        assert_eq!((found, second.is_end), (vec![ids[0]], true));
+    }
+}
+
+async fn what_waits_is_found_however_many_others_there_are(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let mut waiting = Vec::new();
+    for n in 0..2 {
+        for m in 0..5 {
+            let arrived = fixture.claim(event(&format!("e{n}{m}")).to(&endpoint)).await;
+            fixture.deliver(&arrived, at(10)).await;
+        }
+        waiting.push(fixture.claim(event(&format!("w{n}")).to(&endpoint)).await.id);
+    }
+    let page = async |after| {
+        let walk = CandidateWalk::OldestFirst(after);
+        fixture.store.job_candidates(endpoint.id, DeliveryState::Waiting, walk, 1).await.unwrap()
+    };
+    let first = page(None).await;
+    assert_eq!(first.candidates.iter().map(|one| one.delivery.id).collect::<Vec<_>>(), waiting[..1]);
+    assert_eq!((first.read, first.looked_to), (1, Some(waiting[0])));
+    let second = page(first.looked_to).await;
+    assert_eq!(second.candidates.iter().map(|one| one.delivery.id).collect::<Vec<_>>(), waiting[1..]);
+    assert!(page(second.looked_to).await.is_end);
 }
 
 async fn a_step_changes_its_deliveries_and_moves_its_position_in_one_commit(fixture: StoreFixture) {
@@ -349,7 +397,11 @@ async fn candidates_are_found_by_their_ids_and_tell_whose_data_is_gone(fixture: 
     assert_eq!(found, [(dead[1], true), (dead[2], false)]);
     let other = fixture.put_tenant("other").await;
     assert!(fixture.store.job_candidates_by_id(&other, asked).await.unwrap().is_empty());
-    let page = fixture.store.job_candidates(endpoint.id, DeliveryState::Dead, None, 10).await.unwrap();
+    let page = fixture
+        .store
+        .job_candidates(endpoint.id, DeliveryState::Dead, CandidateWalk::OldestFirst(None), 10)
+        .await
+        .unwrap();
     assert_eq!(page.candidates.iter().map(|one| one.is_expunged).collect::<Vec<_>>(), [false, true, false]);
 }
 

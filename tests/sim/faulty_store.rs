@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
-use posthaste::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use posthaste::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use posthaste::model::delivery::{Delivery, DeliveryState};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
@@ -472,6 +472,9 @@ impl History for FaultyStore {
         let tenant = tenant.cloned();
         self.call(async move |store| store.dead_letter_groups(tenant.as_ref(), ask, limit).await).await
     }
+    async fn count_dead_letters(&self, of: DeadLetterSpan, most: usize) -> Result<u64> {
+        self.call(async move |store| store.count_dead_letters(of, most).await).await
+    }
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
@@ -565,10 +568,10 @@ impl JobStore for FaultyStore {
         &self,
         endpoint: EndpointId,
         state: DeliveryState,
-        after: Option<DeliveryId>,
+        walk: CandidateWalk,
         look: usize,
     ) -> Result<CandidatePage> {
-        self.call(async move |store| store.job_candidates(endpoint, state, after, look).await).await
+        self.call(async move |store| store.job_candidates(endpoint, state, walk, look).await).await
     }
     async fn job_candidates_by_id(&self, tenant: &TenantId, ids: Vec<DeliveryId>) -> Result<Vec<JobCandidate>> {
         let tenant = tenant.clone();

@@ -68,6 +68,7 @@ struct FoundJobEndpoint {
     matched: u64,
     done: u64,
     is_done: bool,
+    held_by: Option<String>,
     outcome: FoundOutcome,
 }
 
@@ -109,9 +110,19 @@ impl FoundJob {
         through(self.done, &self.outcome) + self.left_out_count()
     }
 
-    /// How many there are to come through. While the job still looks, more may come.
+    /// How many there are to come through. While the job still looks, more may come, and
+    /// the bar is not full.
     fn whole(&self) -> u64 {
-        self.matched.max(self.through()).max(1)
+        self.matched.max(self.through() + u64::from(!self.is_exact)).max(1)
+    }
+
+    /// Says to how many endpoints nothing can be sent now.
+    fn held(&self) -> Option<String> {
+        let held = self.endpoints.iter().filter(|row| row.held_by.is_some()).count() as u64;
+        (held > 0).then(|| {
+            let endpoints = counted(held, "endpoint is held", "endpoints are held");
+            format!("{endpoints}, and the job waits there until deliveries can be sent again.")
+        })
     }
 
     /// Says how far the job has come.
@@ -307,6 +318,19 @@ mod tests {
             "outcome": {"delivered": 0, "dead": 0, "waiting": 0}}));
         assert_eq!(discard.progress(), "417 of at least 1,204 are through.");
         assert_eq!(job(json!({"matched": 0, "done": 0, "left_out": []})).whole(), 1, "a bar has a length");
+        let looking = job(json!({"is_exact": false, "matched": 424}));
+        assert_eq!((looking.through(), looking.whole()), (424, 425), "it still looks, so the bar is not full");
+    }
+
+    #[test]
+    fn a_job_says_that_endpoints_are_held() {
+        assert_eq!(job(json!({})).held(), None);
+        let row = |held_by: Option<&str>| {
+            json!({"endpoint": "ep_1", "matched": 9, "done": 1, "is_done": false, "held_by": held_by,
+                "outcome": {"delivered": 0, "dead": 0, "waiting": 1}})
+        };
+        let said = job(json!({"endpoints": [row(Some("pause")), row(None)]})).held().unwrap();
+        assert!(said.starts_with("1 endpoint is held, and the job waits there"), "{said}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::endpoint_labels::{EndpointLabel, labels_in};
 use super::recover_form::RecoverForm;
-use super::recovery_words::{self, counted, kind_verb, pace};
+use super::recovery_words::{self, bound_words, counted, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
@@ -24,7 +24,7 @@ struct FoundPreview {
     matches: u64,
     endpoints: Vec<PreviewedEndpoint>,
     left_out: Vec<PreviewedLeftOut>,
-    is_exact: bool,
+    bound: String,
     looked_at: Option<u64>,
     unblocks: PreviewedUnblocked,
     done_at: Option<Timestamp>,
@@ -34,9 +34,12 @@ struct FoundPreview {
 struct PreviewedEndpoint {
     endpoint: String,
     matches: u64,
+    bound: String,
+    looked_at: Option<u64>,
     lanes: u64,
     per_second: Option<f64>,
     takes: Option<Span>,
+    held_by: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -59,6 +62,8 @@ struct ShownPreview {
     others: usize,
     labels: BTreeMap<String, EndpointLabel>,
     matches: u64,
+    /// Whether more may match than were found.
+    is_open: bool,
     button: String,
 }
 
@@ -193,35 +198,19 @@ async fn shown(page: &PageContext, form: &RecoverForm, mut found: FoundPreview) 
     let named = found.endpoints.iter().map(|row| row.endpoint.clone());
     let labels = labels_in(&page.api, page.tenant(), named).await;
     let noun = if form.kind == JobKind::Backfill { ("event", "events") } else { ("delivery", "deliveries") };
-    let least = if found.is_exact { "" } else { "at least " };
+    let least = bound_words(&found.bound);
     let button = format!("{} {least}{}", kind_verb(form.kind), counted(found.matches, noun.0, noun.1));
-    ShownPreview { sentences, endpoints: found.endpoints, others, labels, matches: found.matches, button }
+    let is_open = matches!(found.bound.as_str(), "at_least" | "estimate");
+    ShownPreview { sentences, endpoints: found.endpoints, others, labels, matches: found.matches, is_open, button }
 }
 
 /// Says what a job would do, to whom, how fast, and what stays out.
 fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<String> {
-    let least = if preview.is_exact { "" } else { "At least " };
-    let deliveries = counted(preview.matches, "delivery", "deliveries");
-    let endpoints = counted(preview.endpoints.len() as u64, "endpoint", "endpoints");
-    let mut said = vec![match kind {
-        _ if preview.matches == 0 => "Nothing would be changed: no delivery matches that could be taken.".to_owned(),
-        JobKind::Replay => format!("{least}{deliveries} would be sent again, to {endpoints}."),
-        JobKind::Retry => format!("{least}{deliveries} that wait would be tried now, at {endpoints}."),
-        JobKind::Backfill => {
-            let events = counted(preview.matches, "past event", "past events");
-            format!("{least}{events} would be sent, to {endpoints}.")
-        }
-        JobKind::Discard => format!(
-            "{least}{deliveries} of {endpoints} would be given up for good. Nothing is sent, and the lanes that they block move on."
-        ),
-        JobKind::Cancel => format!(
-            "{least}{deliveries} that wait for {endpoints} would be cancelled. No attempt is made for them any more."
-        ),
-        JobKind::Purge => "Nothing would be changed: a tenant is purged by a command of its own.".to_owned(),
-    }];
+    let mut said = vec![first_sentence(kind, preview)];
     let lanes: u64 = preview.endpoints.iter().map(|endpoint| endpoint.lanes).sum();
     if lanes > 0 && kind.is_sending() && preview.matches > 0 {
-        said.push(format!("They are in {}; each lane keeps its order.", counted(lanes, "lane", "lanes")));
+        let least = if preview.looked_at.is_some() { "at least " } else { "" };
+        said.push(format!("They are in {least}{}; each lane keeps its order.", counted(lanes, "lane", "lanes")));
     }
     let fastest = preview.endpoints.iter().filter_map(|endpoint| endpoint.per_second).fold(0.0, f64::max);
     if fastest > 0.0 && preview.matches > 0 {
@@ -239,6 +228,13 @@ fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<Strin
             counted(preview.unblocks.lanes, "lane", "lanes")
         ));
     }
+    for (held_by, why) in [("pause", "paused"), ("disabled", "disabled"), ("breaker", "held by a breaker")] {
+        let held = preview.endpoints.iter().filter(|row| row.held_by.as_deref() == Some(held_by)).count() as u64;
+        if held > 0 {
+            let endpoints = counted(held, "endpoint is", "endpoints are");
+            said.push(format!("{endpoints} {why}: the job waits there until deliveries can be sent again."));
+        }
+    }
     for left_out in &preview.left_out {
         said.push(format!(
             "{}: {}.",
@@ -255,6 +251,34 @@ fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<Strin
     said
 }
 
+/// Says what a job would do, and to whom.
+fn first_sentence(kind: JobKind, preview: &FoundPreview) -> String {
+    let least = match bound_words(&preview.bound) {
+        "" => String::new(),
+        words => format!("{}{}", words[..1].to_uppercase(), &words[1..]),
+    };
+    let deliveries = counted(preview.matches, "delivery", "deliveries");
+    let endpoints = counted(preview.endpoints.len() as u64, "endpoint", "endpoints");
+    match kind {
+        _ if preview.matches == 0 && preview.bound == "exact" => {
+            "Nothing would be changed: no delivery matches that could be taken.".to_owned()
+        }
+        JobKind::Replay => format!("{least}{deliveries} would be sent again, to {endpoints}."),
+        JobKind::Retry => format!("{least}{deliveries} that wait would be tried now, at {endpoints}."),
+        JobKind::Backfill => {
+            let events = counted(preview.matches, "past event", "past events");
+            format!("{least}{events} would be sent, to {endpoints}.")
+        }
+        JobKind::Discard => format!(
+            "{least}{deliveries} of {endpoints} would be given up for good. Nothing is sent, and the lanes that they block move on."
+        ),
+        JobKind::Cancel => format!(
+            "{least}{deliveries} that wait for {endpoints} would be cancelled. No attempt is made for them any more."
+        ),
+        JobKind::Purge => "Nothing would be changed: a tenant is purged by a command of its own.".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,10 +292,11 @@ mod tests {
     #[test]
     fn a_preview_says_what_a_replay_does_to_the_receivers() {
         let preview = json!({
-            "matches": 1204, "is_exact": true, "looked_at": null, "done_at": "2026-11-18T10:00:25Z",
+            "matches": 1204, "bound": "exact", "looked_at": null, "done_at": "2026-11-18T10:00:25Z",
             "endpoints": [
-                {"endpoint": "ep_1", "matches": 1200, "lanes": 30, "per_second": 125.0, "takes": "10s"},
-                {"endpoint": "ep_2", "matches": 4, "lanes": 7, "per_second": 0.5, "takes": "8s"},
+                {"endpoint": "ep_1", "matches": 1200, "bound": "exact", "lanes": 30, "per_second": 125.0, "takes": "10s"},
+                {"endpoint": "ep_2", "matches": 4, "bound": "exact", "lanes": 7, "per_second": 0.5, "takes": "8s",
+                    "held_by": "pause"},
             ],
             "unblocks": {"waiting": 88, "lanes": 5}, "left_out": [{"why": "expunged", "count": 12}],
         });
@@ -282,6 +307,7 @@ mod tests {
                 "They are in 37 lanes; each lane keeps its order.",
                 "It would send at most 125 per second to each endpoint, and be done in about 25 s. New events share the rate meanwhile.",
                 "88 deliveries that wait behind them in 5 lanes would go on.",
+                "1 endpoint is paused: the job waits there until deliveries can be sent again.",
                 "12 deliveries would stay as they are: the event's data was expunged.",
             ]
         );
@@ -290,8 +316,9 @@ mod tests {
     #[test]
     fn a_preview_that_is_not_exact_says_so() {
         let preview = json!({
-            "matches": 9000, "is_exact": false, "looked_at": 10000, "done_at": null, "left_out": [],
-            "endpoints": [{"endpoint": "ep_1", "matches": 9000, "lanes": 0}], "unblocks": {"waiting": 0, "lanes": 0},
+            "matches": 9000, "bound": "at_least", "looked_at": 10000, "done_at": null, "left_out": [],
+            "endpoints": [{"endpoint": "ep_1", "matches": 9000, "bound": "at_least", "looked_at": 10000, "lanes": 0}],
+            "unblocks": {"waiting": 0, "lanes": 0},
         });
         let said = said(JobKind::Discard, preview);
         assert!(said[0].starts_with("At least 9,000 deliveries of 1 endpoint would be given up for good."), "{said:?}");
@@ -301,7 +328,7 @@ mod tests {
     #[test]
     fn a_preview_of_nothing_promises_nothing() {
         let preview = json!({
-            "matches": 0, "is_exact": true, "endpoints": [], "unblocks": {"waiting": 0, "lanes": 0},
+            "matches": 0, "bound": "exact", "endpoints": [], "unblocks": {"waiting": 0, "lanes": 0},
             "left_out": [{"why": "overtaken", "count": 1}],
         });
         let said = said(JobKind::Replay, preview);

@@ -23,6 +23,26 @@ pub fn answer_hint(answer: &str) -> Option<&'static str> {
     Some(hint)
 }
 
+/// Returns what holds an endpoint.
+pub fn held_words(held_by: &str) -> &str {
+    match held_by {
+        "pause" => "paused",
+        "disabled" => "disabled",
+        "breaker" => "breaker open",
+        other => other,
+    }
+}
+
+/// Returns the words before a number of deliveries that is not exact.
+pub fn bound_words(bound: &str) -> &'static str {
+    match bound {
+        "at_least" => "at least ",
+        "at_most" => "at most ",
+        "estimate" => "about ",
+        _ => "",
+    }
+}
+
 /// Reads the kind of a job that a form names; replay if nothing is said.
 pub fn kind_of(text: &str) -> JobKind {
     JobKind::ALL.iter().copied().find(|kind| kind.as_str() == text).unwrap_or(JobKind::Replay)

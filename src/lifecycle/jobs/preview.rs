@@ -11,21 +11,27 @@ use jiff::Timestamp;
 
 use super::backfill::EventPicker;
 use super::candidates::{LOOK, candidates_of};
-use super::pace::{BUSY_REST, reached_per_second};
+use super::held::HeldEndpoints;
+use super::pace::{reached_per_second, takes};
 use super::pick::PartPicker;
-use crate::lifecycle::Gateway;
-use crate::model::dead_letter_group::{GroupBy, GroupField, GroupFilter};
-use crate::model::delivery::{DeadCause, DeliveryState, after};
+use super::tally::{MatchTally, TallyCount};
+use crate::lifecycle::{Gateway, figure_series};
+use crate::model::dead_letter_group::DAY_MS;
+use crate::model::delivery::{WaitingFor, after};
 use crate::model::endpoint::{Endpoint, Ordering};
+use crate::model::figure_time::{FigureSpan, later};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::job::{Job, JobDecision, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
-use crate::store::{PageRequest, Result};
+use crate::model::job::{Job, JobDecision, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut, MatchBound};
+use crate::store::figures::FigureScope;
+use crate::store::{CandidateWalk, PageRequest, Result};
 
 /// Most deliveries that a preview reads.
 const PREVIEW_LOOK: usize = 10_000;
 /// Deliveries that a read counts for at least, so that many endpoints with few of them do
 /// not take long.
 const READ_MIN: usize = 50;
+/// Most endpoints whose figures a preview reads.
+const FIGURES_MAX: usize = 100;
 /// Lanes of an endpoint that one read returns.
 const LANES_PAGE: usize = 500;
 
@@ -36,8 +42,8 @@ pub struct JobPreview {
     pub endpoints: Vec<EndpointPreview>,
     /// What it would leave out, and how many, as far as it has looked.
     pub left_out: BTreeMap<LeftOut, u64>,
-    /// Whether the number of deliveries is exact.
-    pub is_exact: bool,
+    /// What the number of all deliveries says.
+    pub bound: MatchBound,
     /// Number of deliveries that were looked at, if these were not all.
     pub looked_at: Option<u64>,
     /// Deliveries that wait behind those that it would replay.
@@ -49,80 +55,99 @@ pub struct JobPreview {
 /// What a job would do at one endpoint.
 #[derive(Debug)]
 pub struct EndpointPreview {
+    /// Tenant of the endpoint.
+    pub tenant: TenantId,
     /// The endpoint itself.
     pub endpoint: EndpointId,
     /// Deliveries that it would change.
     pub matches: u64,
-    /// Lanes that they are in.
+    /// What the number of deliveries says.
+    pub bound: MatchBound,
+    /// Number of deliveries that were looked at, if these were not all.
+    pub looked_at: Option<u64>,
+    /// Lanes that those are in that were looked at.
     pub lanes: u64,
     /// Deliveries per second, if it sends any.
     pub per_second: Option<f64>,
     /// Time that it takes to send them, if it sends any.
     pub takes: Option<Duration>,
+    /// What keeps everything from being sent there.
+    pub held_by: Option<WaitingFor>,
+}
+
+/// How much more a preview may read.
+struct PreviewBudget {
+    /// Deliveries to look at.
+    looks: usize,
+    /// Blocked lanes to look at.
+    lanes: usize,
+    /// Endpoints whose figures are read.
+    figures: usize,
 }
 
 /// Previews a job that has not begun.
 pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
     let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
-    let tally = DeadTally::read(gateway, &job.spec, &filter, only_tenant(job)).await?;
-    let (mut preview, mut looked) = (JobPreview { is_exact: true, ..JobPreview::default() }, 0);
-    let (mut left, mut lanes_left) = (PREVIEW_LOOK, PREVIEW_LOOK);
+    let tally = MatchTally::read(gateway, job, &filter).await?;
+    let held = HeldEndpoints::of(gateway, std::slice::from_ref(job)).await;
+    let (mut preview, mut looked) = (JobPreview::default(), 0);
+    let mut budget = PreviewBudget { looks: PREVIEW_LOOK, lanes: PREVIEW_LOOK, figures: FIGURES_MAX };
     for (n, part) in job.parts.iter().enumerate() {
         // Every endpoint has its share, and those with few leave more to others.
-        let mut share = left / (job.parts.len() - n);
-        left -= share;
+        let mut share = budget.looks / (job.parts.len() - n);
+        budget.looks -= share;
         let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
-        let look = match (job.spec.kind, &endpoint) {
-            (JobKind::Backfill, Some(endpoint)) => {
-                PartLook::look_at_events(gateway, (job, &filter), endpoint, &mut share).await?
-            }
-            _ => PartLook::look(gateway, (job, &filter), part, &mut share).await?,
-        };
-        left += share;
+        let look = PartLook::of(gateway, (job, &filter), part, endpoint.as_deref(), &mut share).await?;
+        budget.looks += share;
         looked += look.read;
-        let mut matches = look.taken.len() as u64;
-        let stays: u64 = look.left_out.values().sum();
         for (why, count) in &look.left_out {
             *preview.left_out.entry(*why).or_default() += count;
         }
         if !look.is_whole {
             preview.looked_at = Some(0);
-            match tally.as_ref().and_then(|tally| tally.count(part.endpoint)) {
-                Some(count) => matches = count.saturating_sub(stays).max(matches),
-                None => preview.is_exact = false,
-            }
         }
         let is_ordered = endpoint.as_ref().is_some_and(|endpoint| endpoint.settings.ordering != Ordering::None);
         if job.spec.kind == JobKind::Replay && is_ordered {
-            count_unblocked(gateway, (job, &filter), part, &mut lanes_left, &mut preview).await?;
+            count_unblocked(gateway, (job, &filter), part, &mut budget.lanes, &mut preview).await?;
         }
+        let (matches, bound) = look.matches(&job.spec, tally.count(gateway, part.endpoint));
         let sending = endpoint.as_deref().filter(|_| job.spec.kind.is_sending());
+        let answers_in = match sending.filter(|_| matches > 0) {
+            Some(endpoint) => mean_answer(gateway, endpoint, &mut budget.figures).await?,
+            None => Duration::ZERO,
+        };
+        preview.bound = preview.bound.and(bound);
         preview.endpoints.push(EndpointPreview {
+            tenant: part.tenant.clone(),
             endpoint: part.endpoint,
             matches,
+            bound,
+            looked_at: (!look.is_whole).then_some(look.read),
             lanes: look.lanes.len() as u64,
-            per_second: sending.map(|endpoint| reached_per_second(&job.spec, endpoint)),
-            takes: sending.map(|endpoint| takes(&job.spec, endpoint, matches, look.fullest_lane())),
+            per_second: sending.map(|endpoint| reached_per_second(&job.spec, endpoint, answers_in)),
+            takes: sending.map(|endpoint| takes(&job.spec, endpoint, (matches, look.fullest_lane()), answers_in)),
+            held_by: held.by(job.spec.kind, part.endpoint),
         });
     }
     preview.looked_at = preview.looked_at.map(|_| looked);
-    preview.endpoints.retain(|endpoint| endpoint.matches > 0);
+    // What is not known to be nothing is shown.
+    preview.endpoints.retain(|endpoint| endpoint.matches > 0 || endpoint.bound != MatchBound::Exact);
     preview.endpoints.sort_by_key(|endpoint| std::cmp::Reverse(endpoint.matches));
     Ok(preview)
 }
 
-/// Notes how many deliveries each part of a job is going to take, where the tally knows.
+/// Notes how many deliveries each part of a job is going to take, where that is known.
 pub async fn expect(gateway: &Gateway, job: &mut Job) -> Result<()> {
     let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
-    let tally = DeadTally::read(gateway, &job.spec, &filter, only_tenant(job)).await?;
+    let tally = MatchTally::read(gateway, job, &filter).await?;
     for part in &mut job.parts {
-        part.counts.expected = tally.as_ref().and_then(|tally| tally.count(part.endpoint));
+        part.counts.expected = tally.count(gateway, part.endpoint).map(|known| known.count);
     }
     Ok(())
 }
 
 /// Returns the time at which a job is done that goes on as it does, if that is known.
-pub fn eta(gateway: &Gateway, job: &Job) -> Option<Timestamp> {
+pub fn eta(gateway: &Gateway, job: &Job, held: &HeldEndpoints) -> Option<Timestamp> {
     if job.state != JobState::Running || !job.spec.kind.is_sending() {
         return None;
     }
@@ -130,9 +155,13 @@ pub fn eta(gateway: &Gateway, job: &Job) -> Option<Timestamp> {
     for part in job.parts.iter().filter(|part| !part.is_done) {
         let counts = &part.counts;
         let seen = counts.done + counts.left_out.values().sum::<u64>();
-        let unseen = if part.is_read { counts.held } else { counts.expected?.saturating_sub(seen) };
+        // Until all was looked at, it is known only if it was expected.
+        if held.by(job.spec.kind, part.endpoint).is_some() || !part.is_read && counts.expected.is_none() {
+            return None;
+        }
+        let unseen = part.matched().saturating_sub(seen);
         let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint)?;
-        longest = longest.max(takes(&job.spec, &endpoint, unseen + counts.waiting, 0));
+        longest = longest.max(takes(&job.spec, &endpoint, (unseen + counts.waiting, 0), Duration::ZERO));
         left += unseen + counts.waiting;
         done += counts.done - counts.done.min(counts.waiting);
     }
@@ -143,61 +172,22 @@ pub fn eta(gateway: &Gateway, job: &Job) -> Option<Timestamp> {
     Some(after(gateway.clock.wall(), longest))
 }
 
-/// Returns the tenant of a job, or nothing if it is over all of them.
-fn only_tenant(job: &Job) -> Option<&TenantId> {
-    let is_own = job.parts.iter().all(|part| part.tenant == job.tenant);
-    is_own.then_some(&job.tenant)
-}
-
-/// Returns how long so many deliveries take, of which so many are in one lane and go one
-/// after the other.
-fn takes(spec: &JobSpec, endpoint: &Endpoint, count: u64, in_one_lane: u64) -> Duration {
-    let by_pace = Duration::from_secs_f64(count as f64 / reached_per_second(spec, endpoint));
-    by_pace.max(BUSY_REST.saturating_mul(u32::try_from(in_one_lane).unwrap_or(u32::MAX)))
-}
-
-/// The tally of dead letters that a job may take, if the filter can be answered by it.
-pub struct DeadTally {
-    /// Counts by endpoint; nothing where only a look can tell.
-    counts: HashMap<EndpointId, Option<u64>>,
-}
-
-impl DeadTally {
-    /// Reads the tally for a job of this tenant, or of all, that takes dead letters.
-    pub async fn read(
-        gateway: &Gateway,
-        spec: &JobSpec,
-        filter: &JobFilter,
-        tenant: Option<&TenantId>,
-    ) -> Result<Option<Self>> {
-        if spec.state() != DeliveryState::Dead || spec.not_older_than.is_some() {
-            return Ok(None);
-        }
-        let by = GroupBy::of(&[GroupField::Endpoint, GroupField::Cause, GroupField::Status, GroupField::Day]);
-        let ask = GroupFilter { by: Some(by), cause: filter.cause, ..GroupFilter::default() };
-        let groups = gateway.store.dead_letter_groups(tenant, ask, usize::MAX).await?;
-        let mut tally = Self { counts: HashMap::new() };
-        for group in &groups.data {
-            let Some(endpoint) = group.endpoint else { continue };
-            // What is stored of these is damaged, so that a replay leaves them out.
-            if spec.kind == JobKind::Replay && group.cause == Some(DeadCause::Damaged) {
-                continue;
-            }
-            let known = tally.counts.entry(endpoint).or_insert(Some(0));
-            *known = match (*known, filter.takes_group(group)) {
-                (Some(count), Some(true)) => Some(count + group.count),
-                (known, Some(false)) => known,
-                (_, None) | (None, Some(true)) => None,
-            };
-        }
-        Ok(Some(tally))
+/// Returns how long an endpoint takes to answer, from the windows of the last day in
+/// which it took a delivery; nothing if it took none, or too many were asked about.
+async fn mean_answer(gateway: &Gateway, endpoint: &Endpoint, left: &mut usize) -> Result<Duration> {
+    if *left == 0 {
+        return Ok(Duration::ZERO);
     }
-
-    /// Returns how many dead letters of an endpoint the job takes or leaves out because
-    /// of something that only a look can find.
-    pub fn count(&self, endpoint: EndpointId) -> Option<u64> {
-        self.counts.get(&endpoint).copied().unwrap_or(Some(0))
-    }
+    *left -= 1;
+    let now = gateway.clock.now();
+    let scope = FigureScope::Endpoint(endpoint.tenant.clone(), endpoint.id);
+    let rows = figure_series::rows(gateway, &scope, FigureSpan::Window, later(now, -DAY_MS), later(now, 1)).await?;
+    // While it only fails, what it takes is often our own timeout.
+    let taken = rows.iter().map(|row| &row.figures).filter(|figures| figures.delivered > 0);
+    let (sum_ms, count) = taken.fold((0, 0), |(sum_ms, count), figures| {
+        (sum_ms + figures.latency_sum_ms, count + figures.latency.iter().sum::<u64>())
+    });
+    Ok(Duration::from_millis(sum_ms).checked_div(u32::try_from(count).unwrap_or(u32::MAX)).unwrap_or_default())
 }
 
 /// What a look at the deliveries of one endpoint found.
@@ -211,6 +201,42 @@ struct PartLook {
 }
 
 impl PartLook {
+    /// Looks at deliveries of a part, or at past events, as long as there are `left` to
+    /// look at.
+    async fn of(
+        gateway: &Gateway,
+        (job, filter): (&Job, &JobFilter),
+        part: &JobPart,
+        endpoint: Option<&Endpoint>,
+        left: &mut usize,
+    ) -> Result<Self> {
+        match (job.spec.kind, endpoint) {
+            (JobKind::Backfill, Some(endpoint)) => Self::look_at_events(gateway, (job, filter), endpoint, left).await,
+            _ => Self::look(gateway, (job, filter), part, left).await,
+        }
+    }
+
+    /// Returns how many deliveries a job takes of those that match, if so many do, and
+    /// what that number says.
+    fn matches(&self, spec: &JobSpec, tally: Option<TallyCount>) -> (u64, MatchBound) {
+        let (taken, stay) = (self.taken.len() as u64, self.left_out.values().sum::<u64>());
+        if self.is_whole {
+            return (taken, MatchBound::Exact);
+        }
+        let Some(known) = tally else { return (taken, MatchBound::AtLeast) };
+        let matches = known.count.saturating_sub(stay).max(taken);
+        // Of what is discarded nothing stays, so that no look is needed.
+        let is_sure = spec.kind == JobKind::Discard && spec.not_older_than.is_none();
+        let bound = match (known.is_whole, is_sure) {
+            (true, _) if known.count == 0 => MatchBound::Exact,
+            (true, true) => MatchBound::Exact,
+            (true, false) => MatchBound::AtMost,
+            (false, true) => MatchBound::AtLeast,
+            (false, false) => MatchBound::Estimate,
+        };
+        (matches, bound)
+    }
+
     /// Looks at deliveries, as long as there are `left` to look at.
     async fn look(
         gateway: &Gateway,
@@ -221,8 +247,12 @@ impl PartLook {
         let is_deleted = gateway.store.endpoint(&part.tenant, part.endpoint).is_none();
         let picker = PartPicker { job, filter, is_deleted, now: gateway.clock.now() };
         let (mut look, mut after) = (Self::default(), None);
+        // What is to be found since a time is among the newest.
+        let is_recent = filter.finished_since.is_some() || filter.accepted_since.is_some();
+        let walk =
+            if is_recent && filter.ids.is_empty() { CandidateWalk::NewestFirst } else { CandidateWalk::OldestFirst };
         while *left > 0 && !look.is_whole {
-            let page = candidates_of(gateway, &job.spec, filter, part, after, LOOK.min(*left)).await?;
+            let page = candidates_of(gateway, &job.spec, filter, part, walk(after), LOOK.min(*left)).await?;
             *left = left.saturating_sub(page.read.max(READ_MIN));
             look.read += page.read as u64;
             for candidate in &page.candidates {
@@ -308,4 +338,48 @@ async fn count_unblocked(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::span::Span;
+
+    fn looked(taken: u32, left_out: u64, is_whole: bool) -> PartLook {
+        let id = |n| DeliveryId::mint(Timestamp::UNIX_EPOCH, n);
+        PartLook {
+            taken: (0..taken).map(|n| id(n.into())).collect(),
+            left_out: BTreeMap::from([(LeftOut::Overtaken, left_out)]),
+            is_whole,
+            ..PartLook::default()
+        }
+    }
+
+    fn spec(kind: JobKind) -> JobSpec {
+        let (per_second, not_older_than, even_overtaken) = (None, None, false);
+        let filter = JobFilter { all: true, ..JobFilter::default() };
+        JobSpec { kind, filter, per_second, not_older_than, even_overtaken, note: None, by: "admin".into() }
+    }
+
+    #[test]
+    fn only_what_was_looked_at_or_cannot_stay_is_exact() {
+        let whole = |count| Some(TallyCount { count, is_whole: true });
+        let some = |count| Some(TallyCount { count, is_whole: false });
+        let (replay, discard) = (spec(JobKind::Replay), spec(JobKind::Discard));
+        assert_eq!(looked(7, 2, true).matches(&replay, whole(9)), (7, MatchBound::Exact));
+        // All that were looked at stay, so perhaps the others do as well.
+        assert_eq!(looked(0, 100, false).matches(&replay, whole(120)), (20, MatchBound::AtMost));
+        assert_eq!(looked(100, 0, false).matches(&discard, whole(120)), (120, MatchBound::Exact));
+        assert_eq!(looked(100, 0, false).matches(&discard, some(120)), (120, MatchBound::AtLeast));
+        assert_eq!(looked(100, 0, false).matches(&replay, some(120)), (120, MatchBound::Estimate));
+        assert_eq!(looked(100, 0, false).matches(&replay, None), (100, MatchBound::AtLeast));
+        assert_eq!(
+            looked(0, 0, false).matches(&replay, None),
+            (0, MatchBound::AtLeast),
+            "it is not known to be nothing"
+        );
+        assert_eq!(looked(0, 0, false).matches(&replay, whole(0)), (0, MatchBound::Exact));
+        let aged = JobSpec { not_older_than: Some(Span::secs(60)), ..discard };
+        assert_eq!(looked(100, 0, false).matches(&aged, whole(120)), (120, MatchBound::AtMost));
+    }
 }

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::EmbeddedStore;
 use super::rows::{UnknownCode, at, delivery_id, delivery_no, delivery_no_of_attempt, id_bytes, millis, withheld_from};
 use crate::model::attempt::Attempt;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
@@ -119,6 +119,10 @@ impl History for EmbeddedStore {
     ) -> Result<DeadLetterGroups> {
         let tenant = tenant.cloned();
         self.read(move |db| dead_groups::groups(db, tenant.as_ref(), &ask, limit)).await
+    }
+
+    async fn count_dead_letters(&self, of: DeadLetterSpan, most: usize) -> Result<u64> {
+        self.read(move |db| dead_groups::count(db, &of, most)).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {

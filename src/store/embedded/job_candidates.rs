@@ -7,33 +7,55 @@ use super::rows::{delivery_id, delivery_no};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::job::JobCandidate;
-use crate::store::CandidatePage;
 use crate::store::row::SqliteColumns;
+use crate::store::{CandidatePage, CandidateWalk};
 
-/// Reads an endpoint's deliveries in the order of their numbers. Dead ones have a
-/// table of their own; to find others, rows in other states are read, too.
+/// Most waiting deliveries of an endpoint that are put into the order of their numbers
+/// for each page: the index of those that wait is in the order of their due times.
+const SORTED_MAX: i64 = 10_000;
+
+/// The rows of an endpoint in all states.
+const ALL_OF_ENDPOINT: &str = "INDEXED BY deliveries_by_endpoint";
+/// The rows of an endpoint that wait, put in order.
+const FEW_WAITING: &str = "d.no IN (SELECT no FROM deliveries INDEXED BY deliveries_due
+                                    WHERE endpoint = ? AND state = 0 AND no > ? AND no < ? ORDER BY no :order LIMIT ?)
+                           ORDER BY d.no :order";
+
+/// Reads an endpoint's deliveries in the order of their numbers, or against it. Dead ones
+/// have a table of their own, and waiting ones an index, unless there are many; to find
+/// others, rows in other states are read, too.
 pub fn candidates(
     db: &Connection,
     endpoint: EndpointId,
     state: DeliveryState,
-    after: Option<DeliveryId>,
+    walk: CandidateWalk,
     look: usize,
 ) -> rusqlite::Result<CandidatePage> {
-    let (source, order) = match state {
-        DeliveryState::Dead => ("JOIN dead_letters x ON x.no = d.no", "x"),
-        DeliveryState::Waiting | DeliveryState::Delivered | DeliveryState::Cancelled => {
-            ("INDEXED BY deliveries_by_endpoint", "d")
-        }
+    let sql = "SELECT no FROM endpoints WHERE id = ?";
+    let endpoint: Option<i64> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
+    let Some(endpoint) = endpoint else { return Ok(CandidatePage { is_end: true, ..CandidatePage::default() }) };
+    let (from, below, order) = match walk {
+        CandidateWalk::OldestFirst(after) => (after.map_or(0, delivery_no), i64::MAX, "ASC"),
+        CandidateWalk::NewestFirst(before) => (0, before.map_or(i64::MAX, delivery_no), "DESC"),
+    };
+    let by_number = |rows: &str| {
+        format!("{rows}.endpoint = ? AND {rows}.no > ? AND {rows}.no < ? ORDER BY {rows}.no {order} LIMIT ?")
+    };
+    let (from, source, chosen) = match state {
+        DeliveryState::Dead => (from, "JOIN dead_letters x ON x.no = d.no", by_number("x")),
+        DeliveryState::Waiting => match waiting(db, endpoint)? {
+            WaitingRows::Few => (from, "", FEW_WAITING.replace(":order", order)),
+            WaitingRows::Many { first } => (from.max(first - 1), ALL_OF_ENDPOINT, by_number("d")),
+        },
+        DeliveryState::Delivered | DeliveryState::Cancelled => (from, ALL_OF_ENDPOINT, by_number("d")),
     };
     let sql = format!(
-        "SELECT {}, a.record, d.passed, length(e.data) = 0 {} WHERE {order}.endpoint = (SELECT no FROM endpoints WHERE id = ?)
-             AND {order}.no > ? ORDER BY {order}.no LIMIT ?",
+        "SELECT {}, a.record, d.passed, length(e.data) = 0 {} WHERE {chosen}",
         DeliveryListColumns::COLUMNS,
         delivery_tables(source),
     );
     let mut statement = db.prepare_cached(&sql)?;
-    let from = after.map_or(0, delivery_no);
-    let mut rows = statement.query(params![endpoint, from, look as i64])?;
+    let mut rows = statement.query(params![endpoint, from, below, look as i64])?;
     let mut page = CandidatePage::default();
     while let Some(row) = rows.next()? {
         page.read += 1;
@@ -46,6 +68,27 @@ pub fn candidates(
     }
     page.is_end = page.read < look;
     Ok(page)
+}
+
+/// How many deliveries wait for an endpoint.
+enum WaitingRows {
+    /// Few enough to be put in order for each page.
+    Few,
+    /// Too many for that. The first of them has this number.
+    Many { first: i64 },
+}
+
+/// Returns whether few or many deliveries wait for an endpoint.
+fn waiting(db: &Connection, endpoint: i64) -> rusqlite::Result<WaitingRows> {
+    let sql = "SELECT count(*) FROM (
+                   SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE endpoint = ? AND state = 0 LIMIT ?)";
+    let count: i64 = db.prepare_cached(sql)?.query_row(params![endpoint, SORTED_MAX + 1], |row| row.get(0))?;
+    if count <= SORTED_MAX {
+        return Ok(WaitingRows::Few);
+    }
+    let sql = "SELECT min(no) FROM deliveries INDEXED BY deliveries_due WHERE endpoint = ? AND state = 0";
+    let first: Option<i64> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0))?;
+    Ok(WaitingRows::Many { first: first.unwrap_or(1) })
 }
 
 /// What is read of a delivery that a job may take.

@@ -23,8 +23,9 @@ use crate::store::jobs::{action_of, first_of_lanes, first_state, refusal, with_p
 use crate::store::row::SqliteColumns;
 use crate::store::stored_json::to_json;
 use crate::store::{
-    BackfillPage, BackfillQuery, CandidatePage, Error, FollowedDeliveries, JobAdvanced, JobStarted, JobStep, JobStore,
-    ListPage, MissingResource, ONLY_EPOCH, OpenJobCounts, OpenJobs, PageRequest, PurgeStep, Result, WaitingInJob,
+    BackfillPage, BackfillQuery, CandidatePage, CandidateWalk, Error, FollowedDeliveries, JobAdvanced, JobStarted,
+    JobStep, JobStore, ListPage, MissingResource, ONLY_EPOCH, OpenJobCounts, OpenJobs, PageRequest, PurgeStep, Result,
+    WaitingInJob,
 };
 
 #[async_trait]
@@ -141,10 +142,10 @@ impl JobStore for EmbeddedStore {
         &self,
         endpoint: EndpointId,
         state: DeliveryState,
-        after: Option<DeliveryId>,
+        walk: CandidateWalk,
         look: usize,
     ) -> Result<CandidatePage> {
-        self.read(move |db| candidates(db, endpoint, state, after, look)).await
+        self.read(move |db| candidates(db, endpoint, state, walk, look)).await
     }
 
     async fn job_candidates_by_id(&self, tenant: &TenantId, ids: Vec<DeliveryId>) -> Result<Vec<JobCandidate>> {

@@ -16,7 +16,7 @@ use super::rows::{at, delivery_id, delivery_no, delivery_no_of_attempt, millis, 
 use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use crate::model::delivery::Delivery;
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
@@ -108,6 +108,10 @@ impl History for PostgresStore {
         limit: usize,
     ) -> Result<DeadLetterGroups> {
         dead_groups::groups(&self.shared, tenant, &ask, limit).await
+    }
+
+    async fn count_dead_letters(&self, of: DeadLetterSpan, most: usize) -> Result<u64> {
+        dead_groups::count(&self.shared, &of, most).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {

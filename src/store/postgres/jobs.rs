@@ -31,8 +31,9 @@ use crate::store::jobs::{action_of, first_of_lanes, first_state, refusal, with_p
 use crate::store::row::PostgresColumns;
 use crate::store::stored_json::to_json;
 use crate::store::{
-    BackfillPage, BackfillQuery, CandidatePage, Error, FollowedDeliveries, JobAdvanced, JobStarted, JobStep, JobStore,
-    ListPage, MissingResource, OpenJobCounts, OpenJobs, PageRequest, PurgeStep, Result, WaitingInJob,
+    BackfillPage, BackfillQuery, CandidatePage, CandidateWalk, Error, FollowedDeliveries, JobAdvanced, JobStarted,
+    JobStep, JobStore, ListPage, MissingResource, OpenJobCounts, OpenJobs, PageRequest, PurgeStep, Result,
+    WaitingInJob,
 };
 
 /// How often the beginning of a purge is tried.
@@ -139,10 +140,10 @@ impl JobStore for PostgresStore {
         &self,
         endpoint: EndpointId,
         state: DeliveryState,
-        after: Option<DeliveryId>,
+        walk: CandidateWalk,
         look: usize,
     ) -> Result<CandidatePage> {
-        candidates(&self.shared, endpoint, state, after.map_or(0, delivery_no), look).await
+        candidates(&self.shared, endpoint, state, walk, look).await
     }
 
     async fn job_candidates_by_id(&self, tenant: &TenantId, ids: Vec<DeliveryId>) -> Result<Vec<JobCandidate>> {

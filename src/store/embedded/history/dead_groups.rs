@@ -4,7 +4,7 @@
 use rusqlite::{Connection, named_params};
 
 use super::deliveries::numbers_of_any;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use crate::model::id::TenantId;
 use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
 use crate::store::embedded::rows::cause_code;
@@ -76,4 +76,19 @@ pub fn groups(
         DeadGroupColumns::read,
     )?;
     Ok(groups_of(rows.collect::<rusqlite::Result<_>>()?))
+}
+
+/// Counts dead letters of one group in a time, up to `most`. The index
+/// `dead_letters_by_group` has all that it reads.
+pub fn count(db: &Connection, of: &DeadLetterSpan, most: usize) -> rusqlite::Result<u64> {
+    let Some((tenant, endpoint)) = numbers_of_any(db, Some(&of.tenant), Some(of.endpoint))? else { return Ok(0) };
+    let sql = "SELECT count(*) FROM (
+                   SELECT 1 FROM dead_letters INDEXED BY dead_letters_by_group
+                   WHERE tenant = ? AND endpoint = ? AND cause = ? AND answer = ? AND finished_at >= ? AND finished_at < ?
+                   LIMIT ?)";
+    let answer = of.answer.as_deref().unwrap_or_default();
+    let (since, until) = (of.since.as_millisecond(), of.until.as_millisecond());
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let bound = params![tenant, endpoint, cause_code(of.cause), answer, since, until, most];
+    db.prepare_cached(sql)?.query_row(bound, |row| row.get::<_, i64>(0)).map(|count| count.max(0) as u64)
 }

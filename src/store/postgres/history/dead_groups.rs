@@ -1,7 +1,7 @@
 //! Reads how many dead letters there are, in groups.
 
 use super::deliveries::numbers_of;
-use crate::model::dead_letter_group::{DeadLetterGroups, GroupFilter};
+use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
 use crate::model::id::TenantId;
 use crate::store::Result;
 use crate::store::dead_group_columns::{DeadGroupColumns, groups_of};
@@ -43,4 +43,15 @@ pub async fn groups(
     ];
     let rows = read_rows(shared, &sql, &bound).await?;
     Ok(groups_of(rows.iter().map(DeadGroupColumns::read).collect()))
+}
+
+/// Counts dead letters of one group in a time, up to `most`.
+pub async fn count(shared: &PostgresState, of: &DeadLetterSpan, most: usize) -> Result<u64> {
+    let Some((tenant, endpoint)) = numbers_of(shared, Some(&of.tenant), Some(of.endpoint)).await? else { return Ok(0) };
+    let (cause, answer) = (cause_code(of.cause) as i16, of.answer.clone().unwrap_or_default());
+    let (since, until) = (of.since.as_millisecond(), of.until.as_millisecond());
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let bound = bind![tenant, endpoint, cause, answer, since, until, most];
+    let rows = read_rows(shared, include_str!("../sql/count_dead.sql"), bound).await?;
+    Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).max(0) as u64))
 }

@@ -17,7 +17,7 @@ use crate::store::postgres::read_query::{read_both, read_one, read_rows};
 use crate::store::postgres::rows::{at, cause_code, delivery_id, delivery_no, state_code};
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{CandidatePage, Error, ListPage, PageRequest, Result};
+use crate::store::{CandidatePage, CandidateWalk, Error, ListPage, PageRequest, Result};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -52,6 +52,10 @@ const CANCELLED: &str = "(\
 /// A walk up the numbers of an endpoint.
 const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
     AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint, d.no";
+
+/// A walk down the numbers of an endpoint.
+const DOWNWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
+    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
 
 /// Deliveries with these numbers.
 const BY_NUMBERS: &str = "unnest($1::bigint[]) AS k (no) \
@@ -159,13 +163,13 @@ pub async fn list(
     Ok(found)
 }
 
-/// Reads an endpoint's deliveries in a state, in the order of their numbers, behind
-/// this number.
+/// Reads an endpoint's deliveries in a state, in the order of their numbers or against
+/// it.
 pub async fn candidates(
     shared: &PostgresState,
     endpoint: EndpointId,
     state: DeliveryState,
-    after: i64,
+    walk: CandidateWalk,
     look: usize,
 ) -> Result<CandidatePage> {
     let none = CandidatePage { is_end: true, ..CandidatePage::default() };
@@ -175,11 +179,17 @@ pub async fn candidates(
         DeliveryState::Dead => " AND d.state = 2",
         DeliveryState::Delivered | DeliveryState::Cancelled => " AND d.state IN (1, 3)",
     };
-    let sql = statement(include_str!("../sql/deliveries.sql"), &UPWARDS.replace(":states", states));
-    let (tenant, from, below, limit) = (None::<i64>, after.saturating_add(1), i64::MAX, look as i64);
+    let (source, from, below) = match walk {
+        CandidateWalk::OldestFirst(after) => (UPWARDS, after.map_or(0, delivery_no).saturating_add(1), i64::MAX),
+        CandidateWalk::NewestFirst(before) => (DOWNWARDS, 0, before.map_or(i64::MAX, delivery_no)),
+    };
+    let sql = statement(include_str!("../sql/deliveries.sql"), &source.replace(":states", states));
+    let (tenant, limit) = (None::<i64>, look as i64);
     let found = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
     let mut rows: Vec<ListedDelivery> = found.iter().map(ListedDelivery::read).collect();
-    rows.reverse();
+    if matches!(walk, CandidateWalk::OldestFirst(_)) {
+        rows.reverse();
+    }
     let (read, is_end) = (rows.len(), rows.len() < look);
     let looked_to = rows.last().map(|row| delivery_id(row.delivery.no, row.delivery.created_at));
     let mut candidates = completed_candidates(shared, rows).await?;
