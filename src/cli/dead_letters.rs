@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::Subcommand;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::advice;
 use super::client::{Client, ClientArgs};
@@ -12,16 +12,16 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::failure::{CommandFailure, ExitReason};
 use super::find;
-use super::jobs::{JobRunArgs, NewJobArgs};
+use super::jobs::{JobChoice, JobRunArgs, NewJobArgs};
 use super::output::{self, Column, OutputFormat, clean, text};
-use super::request::{TimeRangeArgs, ask, ask_filter, past_time};
+use super::request::{TimeRangeArgs, ask, ask_filter, check_order, past_time};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::dead_letter_group::{GroupField, GroupFilter};
-use crate::model::delivery::DeliveryState;
+use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::job::JobKind;
-use crate::model::named_enum::NamedEnum;
+use crate::model::named_enum::{NamedEnum, parser};
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -52,12 +52,31 @@ enum DeadLettersAction {
 #[derive(Debug, clap::Args)]
 struct DeadLettersChange {
     /// The delivery's id; without it, those that match the options.
-    #[arg(conflicts_with_all = ["NewJobArgs", "JobRunArgs"])]
+    #[arg(conflicts_with_all = ["NewJobArgs", "DeadJobArgs", "JobRunArgs"])]
     id: Option<String>,
     #[command(flatten)]
     many: NewJobArgs,
     #[command(flatten)]
+    dead: DeadJobArgs,
+    #[command(flatten)]
     run: JobRunArgs,
+}
+
+/// Which dead letters a job takes.
+#[derive(Debug, clap::Args)]
+struct DeadJobArgs {
+    /// Dead for this cause.
+    #[arg(long, value_parser = parser::<DeadCause>())]
+    cause: Option<DeadCause>,
+    /// Dead from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Option<Timestamp>,
+    /// Dead before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
+    #[arg(long)]
+    even_overtaken: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -112,7 +131,13 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 impl DeadLettersChange {
     /// Changes one dead letter at once, or many by a job.
     async fn run(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
-        let Some(id) = self.id else { return self.many.start(client, kind, self.run).await };
+        let Some(id) = self.id else {
+            let DeadJobArgs { cause, since, until, even_overtaken } = self.dead;
+            check_order("--since", since, "--until", until)?;
+            let filter =
+                vec![("cause", json!(cause)), ("finished_since", json!(since)), ("finished_until", json!(until))];
+            return self.many.start(client, JobChoice { kind, filter, even_overtaken }, self.run).await;
+        };
         let url = client.tenant_url(&["dead-letters", &id, kind.as_str()])?;
         output::record(client.format, &client.post(url, None).await?)
     }

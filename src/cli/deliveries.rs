@@ -1,17 +1,19 @@
 //! `posthaste deliveries`: lists and shows deliveries; retries, cancels and replays
-//! one.
+//! one, or all that match.
 
 use clap::Subcommand;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::client::ClientArgs;
+use super::client::{Client, ClientArgs};
 use super::find;
+use super::jobs::{JobChoice, JobRunArgs, NewJobArgs};
 use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask_filter, check_order, past_time};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::named_enum::parser;
+use crate::model::job::JobKind;
+use crate::model::named_enum::{NamedEnum, parser};
 
 /// What to do with deliveries.
 #[derive(Debug, clap::Args)]
@@ -36,21 +38,68 @@ enum DeliveriesAction {
         /// The delivery's id.
         id: String,
     },
-    /// Make the next attempt of a waiting one now.
-    Retry {
-        /// The delivery's id.
-        id: String,
-    },
-    /// End a waiting one.
-    Cancel {
-        /// The delivery's id.
-        id: String,
-    },
-    /// Put a finished one back to waiting.
-    Replay {
-        /// The delivery's id.
-        id: String,
-    },
+    /// Make the next attempt of a waiting one now, or of all that match.
+    Retry(Box<WaitingChange>),
+    /// End a waiting one, or all that match.
+    Cancel(Box<WaitingChange>),
+    /// Put a finished one back to waiting, or all that match.
+    Replay(Box<FinishedChange>),
+}
+
+#[derive(Debug, clap::Args)]
+struct WaitingChange {
+    /// The delivery's id; without it, those that match the options.
+    #[arg(conflicts_with_all = ["NewJobArgs", "AcceptedJobArgs", "JobRunArgs"])]
+    id: Option<String>,
+    #[command(flatten)]
+    many: NewJobArgs,
+    #[command(flatten)]
+    accepted: AcceptedJobArgs,
+    #[command(flatten)]
+    run: JobRunArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct FinishedChange {
+    /// The delivery's id; without it, those that match the options.
+    #[arg(conflicts_with_all = ["NewJobArgs", "AcceptedJobArgs", "FinishedJobArgs", "JobRunArgs"])]
+    id: Option<String>,
+    #[command(flatten)]
+    many: NewJobArgs,
+    #[command(flatten)]
+    accepted: AcceptedJobArgs,
+    #[command(flatten)]
+    finished: FinishedJobArgs,
+    #[command(flatten)]
+    run: JobRunArgs,
+}
+
+/// When the deliveries that a job takes were accepted.
+#[derive(Debug, clap::Args)]
+struct AcceptedJobArgs {
+    /// Accepted from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Option<Timestamp>,
+    /// Accepted before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+}
+
+/// Which finished deliveries a job takes.
+#[derive(Debug, clap::Args)]
+struct FinishedJobArgs {
+    /// In this state: dead, which is meant when left out, delivered or cancelled.
+    #[arg(long, value_parser = parser::<DeliveryState>())]
+    state: Option<DeliveryState>,
+    /// Delivered, dead or cancelled from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    finished_since: Option<Timestamp>,
+    /// Delivered, dead or cancelled before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    finished_until: Option<Timestamp>,
+    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
+    #[arg(long)]
+    even_overtaken: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -105,27 +154,66 @@ const ATTEMPT_COLUMNS: &[Column] = &[
 pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
     let format = client.format;
-    let (id, verb) = match args.action {
+    match args.action {
         DeliveriesAction::List(list) => {
             let mut url = if list.all { client.url(&["deliveries"])? } else { client.tenant_url(&["deliveries"])? };
             let columns = columns(list.all);
             list.add_to(&mut url)?;
-            return output::list(format, &client.get(url).await?, "deliveries", &columns);
+            output::list(format, &client.get(url).await?, "deliveries", &columns)
         }
         DeliveriesAction::Get { id } => {
             let body = find::get(&mut client, "delivery", &["deliveries", &id]).await?;
-            return output::record(format, &body);
+            output::record(format, &body)
         }
         DeliveriesAction::Attempts { id } => {
             let body = find::get(&mut client, "delivery", &["deliveries", &id, "attempts"]).await?;
-            return output::list(format, &body, "attempts", ATTEMPT_COLUMNS);
+            output::list(format, &body, "attempts", ATTEMPT_COLUMNS)
         }
-        DeliveriesAction::Retry { id } => (id, "retry"),
-        DeliveriesAction::Cancel { id } => (id, "cancel"),
-        DeliveriesAction::Replay { id } => (id, "replay"),
-    };
-    let url = client.tenant_url(&["deliveries", &id, verb])?;
-    output::record(format, &client.post(url, None).await?)
+        DeliveriesAction::Retry(change) => change.run(&mut client, JobKind::Retry).await,
+        DeliveriesAction::Cancel(change) => change.run(&mut client, JobKind::Cancel).await,
+        DeliveriesAction::Replay(change) => change.run(&mut client).await,
+    }
+}
+
+/// Changes one delivery at once.
+async fn change_one(client: &mut Client, id: &str, kind: JobKind) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["deliveries", id, kind.as_str()])?;
+    output::record(client.format, &client.post(url, None).await?)
+}
+
+impl WaitingChange {
+    /// Changes one waiting delivery at once, or many by a job.
+    async fn run(self, client: &mut Client, kind: JobKind) -> anyhow::Result<()> {
+        let Some(id) = self.id else {
+            let choice = JobChoice { kind, filter: self.accepted.filter()?, even_overtaken: false };
+            return self.many.start(client, choice, self.run).await;
+        };
+        change_one(client, &id, kind).await
+    }
+}
+
+impl FinishedChange {
+    /// Replays one finished delivery at once, or many by a job.
+    async fn run(self, client: &mut Client) -> anyhow::Result<()> {
+        let Some(id) = self.id else {
+            let FinishedJobArgs { state, finished_since, finished_until, even_overtaken } = self.finished;
+            check_order("--finished-since", finished_since, "--finished-until", finished_until)?;
+            let mut filter = self.accepted.filter()?;
+            filter.push(("state", json!(state)));
+            filter.push(("finished_since", json!(finished_since)));
+            filter.push(("finished_until", json!(finished_until)));
+            let choice = JobChoice { kind: JobKind::Replay, filter, even_overtaken };
+            return self.many.start(client, choice, self.run).await;
+        };
+        change_one(client, &id, JobKind::Replay).await
+    }
+}
+
+impl AcceptedJobArgs {
+    fn filter(&self) -> anyhow::Result<Vec<(&'static str, Value)>> {
+        check_order("--since", self.since, "--until", self.until)?;
+        Ok(vec![("accepted_since", json!(self.since)), ("accepted_until", json!(self.until))])
+    }
 }
 
 impl DeliveriesList {

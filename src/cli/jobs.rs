@@ -18,10 +18,9 @@ use super::confirm::counted;
 use super::output::{self, Column, OutputFormat, text};
 use super::request::{JsonBody, PageArgs, check_order, past_time};
 use crate::clock::{Clock, SystemClock};
-use crate::model::delivery::DeadCause;
 use crate::model::id::EndpointId;
 use crate::model::job::{IDS_MAX, JobKind};
-use crate::model::named_enum::{NamedEnum, parser};
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
 /// What to do with jobs.
@@ -96,7 +95,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     output::record(client.format, &client.post(url, None).await?)
 }
 
-/// Which deliveries a job takes, and how.
+/// Which deliveries a job takes.
 #[derive(Debug, clap::Args)]
 pub struct NewJobArgs {
     /// To this endpoint; may be given several times.
@@ -108,30 +107,18 @@ pub struct NewJobArgs {
     /// With this key.
     #[arg(long)]
     key: Option<String>,
-    /// Dead for this cause.
-    #[arg(long, value_parser = parser::<DeadCause>())]
-    cause: Option<DeadCause>,
     /// With this last answer, such as 503, 4xx or timeout; may be given several times.
     #[arg(long)]
     answer: Vec<String>,
-    /// Dead from this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    since: Option<Timestamp>,
-    /// Dead before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    until: Option<Timestamp>,
     /// With the ids in this file, one on each line; more than 5,000 make several jobs.
     #[arg(long, value_name = "FILE")]
     ids_from: Option<PathBuf>,
-    /// Every dead letter of the tenant.
+    /// Every one of the tenant.
     #[arg(long)]
     everything: bool,
     /// Those of all tenants; it takes the admin token.
     #[arg(long)]
     all: bool,
-    /// Also those that their lane has passed, though receivers then get an older state after a newer one.
-    #[arg(long)]
-    even_overtaken: bool,
 }
 
 /// How a job goes.
@@ -218,18 +205,29 @@ impl BackfillArgs {
     }
 }
 
+/// What a job does, and which deliveries it takes beyond what [`NewJobArgs`] choose.
+#[derive(Debug)]
+pub struct JobChoice {
+    /// What is done to each delivery.
+    pub kind: JobKind,
+    /// Further fields of the filter, by name; null for what was not asked for.
+    pub filter: Vec<(&'static str, Value)>,
+    /// Whether deliveries that their lane has passed are replayed, too.
+    pub even_overtaken: bool,
+}
+
 impl NewJobArgs {
     /// Starts the job, or previews it, and shows its progress. Many ids make several jobs.
-    pub async fn start(self, client: &mut Client, kind: JobKind, run: JobRunArgs) -> anyhow::Result<()> {
-        check_order("--since", self.since, "--until", self.until)?;
-        let Some(file) = &self.ids_from else { return self.start_one(client, kind, self.filter(), &run).await };
+    pub async fn start(self, client: &mut Client, choice: JobChoice, run: JobRunArgs) -> anyhow::Result<()> {
+        let filter = self.filter(&choice);
+        let Some(file) = &self.ids_from else { return self.start_one(client, &choice, filter, &run).await };
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let ids: Vec<&str> = text.split_whitespace().collect();
         anyhow::ensure!(!ids.is_empty(), "{} has no ids", file.display());
         for some in ids.chunks(IDS_MAX) {
-            let mut filter = self.filter();
+            let mut filter = filter.clone();
             filter["ids"] = json!(some);
-            self.start_one(client, kind, filter, &run).await?;
+            self.start_one(client, &choice, filter, &run).await?;
         }
         Ok(())
     }
@@ -237,34 +235,29 @@ impl NewJobArgs {
     async fn start_one(
         &self,
         client: &mut Client,
-        kind: JobKind,
+        choice: &JobChoice,
         filter: Value,
         run: &JobRunArgs,
     ) -> anyhow::Result<()> {
         let url = if self.all { client.url(&["jobs"])? } else { client.tenant_url(&["jobs"])? };
-        run.start(client, url, (kind, filter, self.even_overtaken)).await
+        run.start(client, url, (choice.kind, filter, choice.even_overtaken)).await
     }
 
-    fn filter(&self) -> Value {
+    fn filter(&self, choice: &JobChoice) -> Value {
         let mut filter = json!({});
-        let mut set = |name: &str, value: Value| filter[name] = value;
-        if !self.endpoint.is_empty() {
-            set("endpoints", json!(self.endpoint));
-        }
-        if !self.event_type.is_empty() {
-            set("event_types", json!(self.event_type));
-        }
-        if !self.answer.is_empty() {
-            set("answers", json!(self.answer));
-        }
-        for (name, value) in [
-            ("key", self.key.as_ref().map(|key| json!(key))),
-            ("cause", self.cause.map(|cause| json!(cause))),
-            ("finished_since", self.since.map(|at| json!(at))),
-            ("finished_until", self.until.map(|at| json!(at))),
-            ("all", self.everything.then_some(json!(true))),
-        ] {
-            value.into_iter().for_each(|value| set(name, value));
+        let list = |values: &[String]| if values.is_empty() { Value::Null } else { json!(values) };
+        let endpoints: Vec<String> = self.endpoint.iter().map(ToString::to_string).collect();
+        let own = [
+            ("endpoints", list(&endpoints)),
+            ("event_types", list(&self.event_type)),
+            ("answers", list(&self.answer)),
+            ("key", json!(self.key)),
+            ("all", if self.everything { json!(true) } else { Value::Null }),
+        ];
+        for (name, value) in own.into_iter().chain(choice.filter.iter().cloned()) {
+            if !value.is_null() {
+                filter[name] = value;
+            }
         }
         filter
     }
@@ -286,11 +279,50 @@ async fn follow(client: &mut Client, answer: &str, is_detached: bool) -> anyhow:
 
 const PREVIEW_COLUMNS: &[Column] = &[
     ("endpoint", |row, _| text(row, "endpoint")),
-    ("deliveries", |row, _| text(row, "matches")),
-    ("lanes", |row, _| text(row, "lanes")),
+    ("deliveries", |row, _| format!("{}{}", bound_words(row), text(row, "matches"))),
+    ("lanes", |row, _| if row["looked_at"].is_null() { text(row, "lanes") } else { least(&text(row, "lanes")) }),
     ("per second", |row, _| text(row, "per_second")),
     ("takes", |row, _| text(row, "takes")),
+    ("held by", |row, _| text(row, "held_by")),
 ];
+
+/// Returns the words before a number of deliveries that is not exact.
+fn bound_words(preview: &Value) -> &'static str {
+    match preview["bound"].as_str() {
+        Some("at_least") => "at least ",
+        Some("at_most") => "at most ",
+        Some("estimate") => "about ",
+        _ => "",
+    }
+}
+
+fn least(number: &str) -> String {
+    format!("at least {number}")
+}
+
+/// Says which endpoints nothing can be sent to, and how to change that.
+fn held_lines(endpoints: &Value) -> Vec<String> {
+    let held: Vec<&Value> =
+        endpoints.as_array().into_iter().flatten().filter(|one| !one["held_by"].is_null()).collect();
+    let line = |one: &&Value| {
+        let id = text(one, "endpoint");
+        let command = advice::command(&text(one, "tenant"), "endpoints resume", &id);
+        let (why, until) = match one["held_by"].as_str() {
+            Some("pause") => ("is paused", "nothing is sent to it until it is resumed"),
+            Some("disabled") => ("is disabled", "nothing is sent to it until it is resumed"),
+            _ => ("is held by its breaker", "only probes are sent to it until one succeeds"),
+        };
+        format!("endpoint {id} {why}: {until}; `{command}` lets it go on")
+    };
+    let mut lines: Vec<String> = held.iter().take(HELD_SHOWN).map(line).collect();
+    if held.len() > HELD_SHOWN {
+        lines.push(format!("{} more endpoints are held, too", held.len() - HELD_SHOWN));
+    }
+    lines
+}
+
+/// Most held endpoints that are named.
+const HELD_SHOWN: usize = 5;
 
 fn print_preview(client: &Client, answer: &str, kind: JobKind) -> anyhow::Result<()> {
     if client.format == OutputFormat::Json {
@@ -299,18 +331,20 @@ fn print_preview(client: &Client, answer: &str, kind: JobKind) -> anyhow::Result
     let preview = output::parse(answer)?;
     let endpoints = json!({ "data": preview["endpoints"], "next": null });
     output::list(client.format, &endpoints.to_string(), "deliveries", PREVIEW_COLUMNS)?;
-    output::print(&preview_line(&preview, kind, SystemClock.now()))
+    output::print(&preview_line(&preview, kind, SystemClock.now()))?;
+    held_lines(&preview["endpoints"]).iter().try_for_each(|line| output::print(line))
 }
 
 /// Renders what a job would do in a sentence.
 fn preview_line(preview: &Value, kind: JobKind, now: Timestamp) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or_default();
-    let least = if preview["is_exact"] == false { "at least " } else { "" };
     let taken = counted(number(&preview["matches"]), "delivery", "deliveries");
-    let mut line = format!("{} would take {least}{taken}", kind.as_str());
+    let mut line = format!("{} would take {}{taken}", kind.as_str(), bound_words(preview));
     let lanes: u64 = preview["endpoints"].as_array().into_iter().flatten().map(|one| number(&one["lanes"])).sum();
     if lanes > 0 {
-        line.push_str(&format!(" in {}", counted(lanes, "lane", "lanes")));
+        let lanes = counted(lanes, "lane", "lanes");
+        // Those that were not looked at may be in others.
+        line.push_str(&format!(" in {}", if preview["looked_at"].is_null() { lanes } else { least(&lanes) }));
     }
     let waiting = number(&preview["unblocks"]["waiting"]);
     if waiting > 0 {
@@ -344,15 +378,20 @@ pub async fn watch_at(client: &mut Client, url: Url) -> anyhow::Result<()> {
     let style = ProgressStyle::with_template("{bar:40} {pos} of {len} {msg}").expect("the template is well formed");
     let bar = ProgressBar::new(0).with_style(style);
     let is_terminal = std::io::stderr().is_terminal();
-    let mut last = String::new();
+    let (mut last, mut held) = (String::new(), Vec::new());
     loop {
         let answer = client.get(url.clone()).await?;
         let job = output::parse(&answer)?;
         let line = progress_line(&job);
+        let held_now = held_lines(&job["endpoints"]);
+        if held_now != held {
+            held_now.iter().for_each(|line| if is_terminal { bar.println(line) } else { eprintln!("{line}") });
+            held = held_now;
+        }
         if is_terminal {
-            let number = |value: &Value| value.as_u64().unwrap_or_default();
-            bar.set_length(number(&job["matched"]).max(1));
-            bar.set_position(number(&job["done"]) - number(&job["outcome"]["waiting"]).min(number(&job["done"])));
+            let (through, whole) = progress(&job);
+            bar.set_length(whole);
+            bar.set_position(through);
             bar.set_message(line.clone());
         } else if line != last {
             eprintln!("{line}");
@@ -366,17 +405,29 @@ pub async fn watch_at(client: &mut Client, url: Url) -> anyhow::Result<()> {
     }
 }
 
+/// Returns how many deliveries a job is through with, and of how many. A job that still
+/// looks is never through.
+fn progress(job: &Value) -> (u64, u64) {
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
+    let left_out: u64 = job["left_out"].as_array().into_iter().flatten().map(|one| number(&one["count"])).sum();
+    let through = number(&job["done"]).saturating_sub(number(&job["outcome"]["waiting"])) + left_out;
+    let rest = u64::from(job["is_exact"] == false);
+    (through, number(&job["matched"]).max(through + rest).max(1))
+}
+
 fn progress_line(job: &Value) -> String {
     if let Some(stage) = job["purge"]["stage"].as_str() {
         let (state, tenant) = (text(job, "state"), text(&job["purge"], "tenant"));
         return format!("purge of {tenant} {state}: {} rows deleted, now at {stage}", text(job, "done"));
     }
     let outcome = &job["outcome"];
+    let of = if job["is_exact"] == false { "of at least" } else { "of" };
     format!(
-        "{} {}: {} done, {} delivered, {} dead again, {} waiting",
+        "{} {}: {} {of} {} done, {} delivered, {} dead again, {} waiting",
         text(job, "kind"),
         text(job, "state"),
         text(job, "done"),
+        text(job, "matched"),
         text(outcome, "delivered"),
         text(outcome, "dead"),
         text(outcome, "waiting"),
@@ -391,7 +442,7 @@ mod tests {
     fn a_preview_says_what_goes_what_stays_and_when_it_is_done() {
         let now: Timestamp = "2026-11-17T10:00:00Z".parse().unwrap();
         let preview = json!({
-            "matches": 1204, "is_exact": true, "endpoints": [{"lanes": 30}, {"lanes": 7}],
+            "matches": 1204, "is_exact": true, "bound": "exact", "endpoints": [{"lanes": 30}, {"lanes": 7}],
             "unblocks": {"waiting": 88, "lanes": 5}, "done_at": "2026-11-17T10:00:25Z", "looked_at": null,
             "left_out": [{"why": "expunged", "count": 12}, {"why": "endpoint_deleted", "count": 1}],
         });
@@ -401,8 +452,49 @@ mod tests {
              done in about 25s; new events share the rate meanwhile; 12 stay, expunged; 1 stay, endpoint deleted; \
              nothing was done"
         );
-        let many = json!({ "matches": 9000, "is_exact": false, "left_out": [], "looked_at": 10000 });
+        let many = json!({
+            "matches": 9000, "is_exact": false, "bound": "at_least", "left_out": [], "looked_at": 10000,
+            "endpoints": [{"lanes": 5}],
+        });
         let line = preview_line(&many, JobKind::Discard, now);
-        assert!(line.starts_with("discard would take at least 9000 deliveries; 10000 were looked at"), "{line}");
+        assert!(
+            line.starts_with("discard would take at least 9000 deliveries in at least 5 lanes; 10000 were looked at"),
+            "{line}"
+        );
+        let some_may_stay = json!({ "matches": 2000, "is_exact": false, "bound": "at_most", "looked_at": 10000 });
+        let line = preview_line(&some_may_stay, JobKind::Replay, now);
+        assert!(line.starts_with("replay would take at most 2000 deliveries;"), "{line}");
+    }
+
+    #[test]
+    fn a_held_endpoint_comes_with_the_command_that_resumes_it() {
+        let endpoints = json!([
+            {"endpoint": "ep_1", "tenant": "acme", "held_by": "pause"},
+            {"endpoint": "ep_2", "tenant": "acme", "held_by": null},
+            {"endpoint": "ep_3", "tenant": "acme", "held_by": "breaker"},
+        ]);
+        let lines = held_lines(&endpoints);
+        assert_eq!(lines.len(), 2);
+        assert!(
+            lines[0].starts_with("endpoint ep_1 is paused: nothing is sent to it until it is resumed; `"),
+            "{lines:?}"
+        );
+        assert!(lines[0].contains("endpoints resume ep_1 --tenant acme`"), "{lines:?}");
+        assert!(lines[1].starts_with("endpoint ep_3 is held by its breaker"), "{lines:?}");
+        let many: Vec<Value> =
+            (0..9).map(|n| json!({"endpoint": format!("ep_{n}"), "tenant": "acme", "held_by": "pause"})).collect();
+        assert_eq!(held_lines(&json!(many)).last().unwrap(), "4 more endpoints are held, too");
+    }
+
+    #[test]
+    fn a_bar_is_full_when_the_job_has_done_all_that_matches() {
+        let job = |matched: u64, is_exact: bool, done: u64, waiting: u64| {
+            json!({"matched": matched, "is_exact": is_exact, "done": done, "outcome": {"waiting": waiting},
+                "left_out": [{"why": "expunged", "count": 2}]})
+        };
+        assert_eq!(progress(&job(100, false, 10, 4)), (8, 100));
+        assert_eq!(progress(&job(12, false, 10, 0)), (12, 13), "it still looks");
+        assert_eq!(progress(&job(12, true, 10, 0)), (12, 12));
+        assert_eq!(progress(&json!({"matched": 0, "is_exact": true, "done": 0})), (0, 1));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::asked;
+use crate::cli::{asked, cli_output};
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually, unlimited};
 
 for_every_store! {
@@ -12,6 +12,10 @@ for_every_store! {
     a_busy_key_keeps_no_other_lane_waiting,
     a_job_over_all_tenants_takes_what_is_dead_in_each,
     a_new_endpoint_gets_past_events_with_one_command,
+    a_job_knows_from_its_beginning_how_many_match,
+    a_held_endpoint_is_said_before_and_while_a_job_waits_for_it,
+    waiting_deliveries_are_retried_with_one_command,
+    waiting_deliveries_are_cancelled_with_one_command,
     a_job_is_paused_resumed_cancelled_and_limited,
     what_is_asked_of_a_job_is_checked,
 }
@@ -226,6 +230,100 @@ async fn a_new_endpoint_gets_past_events_with_one_command() {
     assert_eq!((&again["done"], second.count()), (&json!(0), 21), "each event once");
     let wrong = json!({"kind": "backfill", "filter": {"endpoints": [new["id"]], "cause": "refused"}});
     gateway.client.post_json(JOBS, &wrong).await.problem(422, "invalid_field");
+}
+
+async fn a_job_knows_from_its_beginning_how_many_match() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    lost(&gateway, &receiver, 20).await;
+    let slow = json!({"kind": "replay", "filter": {"finished_since": "2020-01-01T00:00:00Z"}, "per_second": 0.001});
+    let job = gateway.client.post_json(JOBS, &slow).await.expect(202);
+    assert_eq!(
+        (&job["matched"], &job["is_exact"], &job["endpoints"][0]["matched"]),
+        (&json!(20), &json!(false), &json!(20))
+    );
+    let job = wait_for_job(&gateway, &job, |job| job["done"] == 1).await;
+    assert_eq!((&job["matched"], &job["is_exact"]), (&json!(20), &json!(false)));
+}
+
+async fn a_held_endpoint_is_said_before_and_while_a_job_waits_for_it() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = lost(&gateway, &receiver, 3).await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let id = endpoint["id"].as_str().unwrap();
+    let replay = ["dead-letters", "replay", "--everything"];
+    let free = asked(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert_eq!(free["endpoints"][0]["held_by"], Value::Null);
+    assert!(free["done_at"].is_string(), "{free}");
+    asked(&gateway, &["endpoints", "open-breaker", id]).await;
+    let held = asked(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert_eq!((&held["endpoints"][0]["held_by"], &held["done_at"]), (&json!("breaker"), &Value::Null));
+    asked(&gateway, &["endpoints", "pause", id]).await;
+    let held = asked(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert_eq!((&held["endpoints"][0]["held_by"], &held["done_at"]), (&json!("pause"), &Value::Null));
+    let said = cli_output(&gateway, &[&replay[..], &["--dry-run"]].concat()).await;
+    assert!(said.contains("is paused: nothing is sent to it until it is resumed"), "{said}");
+    assert!(said.contains(&format!("endpoints resume {id}")), "{said}");
+    let job = asked(&gateway, &replay).await;
+    assert_eq!((&job["endpoints"][0]["held_by"], &job["eta_at"]), (&json!("pause"), &Value::Null));
+    asked(&gateway, &["endpoints", "resume", id]).await;
+    asked(&gateway, &["endpoints", "close-breaker", id]).await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["outcome"]["delivered"], &job["endpoints"][0]["held_by"]), (&json!(3), &Value::Null));
+}
+
+/// Lets this many deliveries wait for an hour, after one failure each.
+async fn waiting(gateway: &Gateway, receiver: &Receiver, count: usize) -> Value {
+    receiver.answer_with(|_| Reply::Status(503));
+    let settings = json!({"url": receiver.url(), "rate": unlimited(), "event_types": ["a.*"],
+        "retry": {"schedule": ["1h"], "max_attempts": 9}, "breaker": {"enabled": false}});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("late", "a.x", count, |_| None).await;
+    eventually("every first attempt", || async {
+        let listed = gateway.list("/v1/tenants/default/deliveries").await;
+        let tried = listed.iter().filter(|one| one["attempts"] == 1 && one["in_flight"] == false).count();
+        if tried == count { Ok(()) } else { Err(format!("{tried} were tried")) }
+    })
+    .await;
+    endpoint
+}
+
+async fn waiting_deliveries_are_retried_with_one_command() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = waiting(&gateway, &receiver, 6).await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let retry = ["deliveries", "retry", "--endpoint", endpoint["id"].as_str().unwrap(), "--since", "1h"];
+    let preview = asked(&gateway, &[&retry[..], &["--dry-run"]].concat()).await;
+    assert_eq!((&preview["matches"], &preview["is_exact"]), (&json!(6), &json!(true)));
+    assert_eq!(receiver.count(), 6, "a preview sends nothing");
+    let job = asked(&gateway, &retry).await;
+    assert_eq!(job["kind"], "retry");
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["matched"], &job["done"], &job["outcome"]["delivered"]), (&json!(6), &json!(6), &json!(6)));
+    let none = asked(&gateway, &["deliveries", "replay", "--everything", "--dry-run"]).await;
+    assert_eq!(none["matches"], 0, "dead ones are meant");
+    let replay = ["deliveries", "replay", "--state", "delivered", "--finished-since", "1h"];
+    let job = asked(&gateway, &replay).await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["kind"], &job["outcome"]["delivered"]), (&json!("replay"), &json!(6)));
+    assert_eq!(receiver.count(), 18);
+}
+
+async fn waiting_deliveries_are_cancelled_with_one_command() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    waiting(&gateway, &receiver, 6).await;
+    let cancel = ["deliveries", "cancel", "--event-type", "a.*", "--answer", "5xx"];
+    let preview = asked(&gateway, &[&cancel[..], &["--dry-run"]].concat()).await;
+    assert_eq!((&preview["matches"], &preview["done_at"]), (&json!(6), &Value::Null));
+    let job = asked(&gateway, &cancel).await;
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["kind"], &job["done"]), (&json!("cancel"), &json!(6)));
+    let listed = gateway.list("/v1/tenants/default/deliveries").await;
+    assert!(listed.iter().all(|one| one["state"] == "cancelled"), "{listed:?}");
+    assert_eq!(receiver.count(), 6);
 }
 
 async fn a_job_is_paused_resumed_cancelled_and_limited() {
