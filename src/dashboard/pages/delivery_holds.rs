@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::endpoint_charts::PastEvent;
 use super::figure_steps::HeldTimes;
 use crate::dashboard::shown_delivery::ShownDelivery;
+use crate::model::delivery::DeliveryState;
 
 /// An attempt that starts so much after its time was held by something.
 pub const LATE: SignedDuration = SignedDuration::from_secs(2);
@@ -86,9 +87,9 @@ impl PastHolds {
 
     /// Adds that a delivery stood behind another one of its lane until its first attempt.
     pub fn behind(&mut self, delivery: &ShownDelivery, before: &ShownDelivery, first_at: Option<Timestamp>) {
-        let ended_at = match before.state.as_str() {
-            "waiting" | "dead" => Timestamp::MAX,
-            _ => before.finished_at.unwrap_or(Timestamp::MIN),
+        let ended_at = match before.state {
+            DeliveryState::Waiting | DeliveryState::Dead => Timestamp::MAX,
+            DeliveryState::Delivered | DeliveryState::Cancelled => before.finished_at.unwrap_or(Timestamp::MIN),
         };
         // One that ended later was replayed meanwhile, and says nothing about that time.
         let is_replayed = first_at.is_some_and(|first_at| first_at < ended_at);

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::dead_letter_filter::query;
 use super::endpoint_labels::{EndpointLabel, labels_in};
-use super::recovery_words::{counted, job_mark, kind_verb, pace};
+use super::recovery_words::{self, counted, job_mark, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;

@@ -10,6 +10,7 @@ use crate::dashboard::api_caller::{api_path, segment};
 use crate::dashboard::context::PageContext;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
+use crate::model::verdict::Verdict;
 
 /// Most outages of an endpoint that are told.
 const OUTAGES_MAX: usize = 5;
@@ -84,7 +85,7 @@ fn of_breaker(newest_first: &[PastEvent], now: Timestamp) -> Vec<Outage> {
 fn of_figures(run: &FigureRun, now: Timestamp) -> Vec<Outage> {
     let (mut outages, mut open): (Vec<Outage>, Option<Outage>) = (Vec::new(), None);
     let mut from = run.from;
-    for step in run.steps(WINDOW) {
+    for step in run.steps(WINDOW, now) {
         let to = from.checked_add(WINDOW).unwrap_or(Timestamp::MAX);
         let (failed, succeeded) = step.map_or((0, 0), |sum| (sum.failed(), sum.succeeded));
         if failed > succeeded {
@@ -124,8 +125,8 @@ async fn attempts_around(page: &PageContext, tenant: &str, endpoint: &str, outag
 fn sharpen(outage: &mut Outage, attempts: &[ShownAttempt], now: Timestamp) {
     let is_near = |edge: Timestamp, at: Timestamp| at.duration_since(edge).abs() <= WINDOW;
     let rough = outage.clone();
-    let is_delivered = |attempt: &&ShownAttempt| attempt.verdict == "delivered";
-    let failed = || attempts.iter().filter(|attempt| attempt.verdict != "delivered");
+    let is_delivered = |attempt: &&ShownAttempt| attempt.verdict == Verdict::Delivered;
+    let failed = || attempts.iter().filter(|attempt| attempt.verdict != Verdict::Delivered);
     let last_well = attempts.iter().filter(is_delivered).filter(|well| well.started_at < rough.from).next_back();
     let mut first = failed().filter(|failed| last_well.is_none_or(|well| well.started_at < failed.started_at));
     if let Some(first) = first.find(|failed| is_near(rough.from, failed.started_at)) {

@@ -1,7 +1,7 @@
 //! Reads how many dead letters there are, in groups, from the counts that triggers
 //! of their table keep.
 
-use rusqlite::{Connection, named_params};
+use rusqlite::{Connection, named_params, params};
 
 use super::deliveries::numbers_of_any;
 use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};

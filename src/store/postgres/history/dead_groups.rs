@@ -9,6 +9,7 @@ use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::cause_code;
 use crate::store::postgres::stored_function::by_name;
+use crate::store::postgres::transaction::bind;
 use crate::store::row::PostgresColumns;
 
 /// Returns the dead letters of a tenant, or of all, in groups.
