@@ -9,10 +9,10 @@ use std::error::Error;
 
 use axum::Router;
 use axum::routing::{get, post_service};
+use posthaste_receiver::rusqlite::{Connection, Transaction, params};
 use posthaste_receiver::{
     Event, HandlerError, InboxSettings, Place, Profile, Receiver, RequestReader, SqliteInbox, Verifier,
 };
-use rusqlite::{Connection, Transaction, params};
 
 #[derive(serde::Deserialize)]
 struct Payment {

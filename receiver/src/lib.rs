@@ -14,10 +14,10 @@
 //! # A receiver in five lines
 //!
 //! ```
+//! use posthaste_receiver::rusqlite::{Connection, Transaction};
 //! use posthaste_receiver::{
 //!     Event, HandlerError, InboxSettings, Place, Profile, Receiver, RequestReader, SqliteInbox, Verifier,
 //! };
-//! use rusqlite::{Connection, Transaction};
 //!
 //! fn apply(transaction: &Transaction<'_>, event: &Event, _: &Place) -> Result<(), HandlerError> {
 //!     transaction.execute("INSERT INTO seen (id, data) VALUES (?1, ?2)", (&event.id, event.data()))?;
@@ -41,6 +41,36 @@
 //!
 //! `examples/service.rs` is a whole service of this kind, in fewer than eighty
 //! lines.
+//!
+//! With PostgreSQL, any number of processes share an inbox. Give the pool a
+//! runtime: the inbox waits for a connection no longer than a second.
+//!
+//! ```no_run
+//! use posthaste_receiver::deadpool_postgres::{Manager, Pool, Runtime};
+//! use posthaste_receiver::tokio_postgres::{NoTls, Transaction};
+//! use posthaste_receiver::{Event, HandlerError, InboxSettings, Place, PostgresHandler, PostgresInbox};
+//!
+//! struct Ledger;
+//!
+//! impl PostgresHandler for Ledger {
+//!     async fn apply(&self, transaction: &Transaction<'_>, event: &Event, _: &Place) -> Result<(), HandlerError> {
+//!         let booking = "INSERT INTO booking (account, data) VALUES ($1, $2)";
+//!         transaction.execute(booking, &[&event.key, &event.data()]).await?;
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # async fn open() -> Result<(), Box<dyn std::error::Error>> {
+//! let manager = Manager::new("postgres://shop:secret@localhost/shop".parse()?, NoTls);
+//! let pool = Pool::builder(manager).max_size(8).runtime(Runtime::Tokio1).build()?;
+//! let inbox = PostgresInbox::new(pool, Ledger, InboxSettings::default());
+//! inbox.create_tables().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `rusqlite`, `tokio_postgres` and `deadpool_postgres` are those that the inboxes
+//! use: take them from here, and their versions always fit.
 //!
 //! # Verify
 //!
@@ -97,8 +127,11 @@
 //!
 //! Events are told apart by tenant and id. Ids are remembered for 14 days
 //! ([`InboxSettings::retention`]). That must be longer than the gateway goes on
-//! trying (three days, with the usual policy) and than you replay. Whoever
-//! replays a month needs a month.
+//! trying (three days, with the usual policy) and than you replay. A gateway can
+//! replay what it has delivered in the last 30 days (`--retention`), and dead
+//! letters of the last 90 (`--dead-letter-retention`): whoever may do so needs
+//! as many days here. The place of a lane is forgotten after the same time
+//! without an event of it.
 //!
 //! # Apply in order
 //!
@@ -162,6 +195,12 @@ pub use crate::layer::{VerifyLayer, VerifyService};
 pub use crate::reader::{RefusedRequests, RequestReader};
 pub use crate::receiver::Receiver;
 pub use crate::verify::{Profile, SecretError, TOLERANCE, UnknownProfile, Verified, Verifier, VerifyError};
+#[cfg(feature = "postgres")]
+pub use deadpool_postgres;
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;
 
 mod answer;
 #[cfg(feature = "axum")]

@@ -70,3 +70,25 @@ async fn payments_are_booked_once_and_in_order_though_answers_get_lost() {
     }
     assert!(between.stop().await.contains("20 distinct events, 20 applied, 20 repeats, 1 duplicate"));
 }
+
+/// What follows the comment at the top of a program.
+fn code(program: &str) -> &str {
+    let at = program.find("\nuse ").expect("a program that uses something");
+    program[at..].trim()
+}
+
+#[test]
+fn the_page_for_rust_has_this_service_and_the_versions_that_it_is_built_with() {
+    let page = include_str!("../../docs/rust.md");
+    let service = code(include_str!("../../receiver/examples/service.rs"));
+    assert!(page.contains(service), "copy receiver/examples/service.rs into docs/rust.md");
+    let manifest = include_str!("../../receiver/Cargo.toml");
+    let block = page.split("```toml").find(|block| block.contains("[package]")).expect("a whole Cargo.toml");
+    let (block, _) = block.split_once("```").expect("its end");
+    for (name, version) in [("axum", "0.8"), ("serde", "1"), ("tokio", "1")] {
+        assert!(block.contains(&format!("{name} = {{ version = \"{version}\"")), "{name} in {block}");
+        let used = format!("\n{name} = {{ version = \"{version}");
+        assert!(manifest.contains(&used), "{name} {version} is not what the kit is built with");
+    }
+    assert!(block.contains("features = [\"axum\", \"sqlite\"]"), "{block}");
+}
