@@ -17,7 +17,7 @@ use crate::config::Settings;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::attention;
 use crate::lifecycle::egress::Egress;
-use crate::model::attention::Severity;
+use crate::model::attention::{AttentionItem, OutboxFacts, Severity, of_outbox};
 use crate::model::database::DatabaseUrl;
 use crate::model::finding::DoctorFinding;
 use crate::store::embedded::inspect::{self, StoreInspection};
@@ -74,6 +74,7 @@ impl GatewayExaminer {
             _ => DoctorFinding::problem("attention", detail, way_out),
         };
         let mut findings = vec![attention];
+        findings.extend(outboxes(&self.gateway.metrics.outbox_facts()));
         if self.settings.self_test.0 {
             let age = self.gateway.metrics.self_test_age(self.gateway.clock.now());
             findings.push(judge_self_test(age));
@@ -287,5 +288,25 @@ fn judge_round_trip(median: Duration) -> DoctorFinding {
     match median.as_millis() {
         0..10 => DoctorFinding::ok("database_latency", detail),
         _ => DoctorFinding::warning("database_latency", detail, "put gateway and database into the same place"),
+    }
+}
+
+/// Examines the outboxes that this node relays, or would; nothing if there is none.
+fn outboxes(known: &[OutboxFacts]) -> Vec<DoctorFinding> {
+    if known.is_empty() {
+        return Vec::new();
+    }
+    let found: Vec<DoctorFinding> = known.iter().flat_map(of_outbox).map(outbox_finding).collect();
+    if found.is_empty() {
+        let detail = format!("{} relayed, and no row was refused or has waited for a minute", known.len());
+        return vec![DoctorFinding::ok("outboxes", detail)];
+    }
+    found
+}
+
+fn outbox_finding(item: AttentionItem) -> DoctorFinding {
+    match item.severity {
+        Severity::Critical => DoctorFinding::problem("outboxes", item.reason, item.command),
+        Severity::Warning => DoctorFinding::warning("outboxes", item.reason, item.command),
     }
 }

@@ -14,7 +14,7 @@ use super::node_questions::lags;
 use super::store_gauges::ago;
 use crate::model::attention::{
     AttentionItem, DEAD_REPORTED_FOR, EndpointFacts, GatewayFacts, StandingDead, of_blocked_lane, of_dead, of_endpoint,
-    of_gateway, of_tenant, worst_first,
+    of_gateway, of_outbox, of_tenant, worst_first,
 };
 use crate::model::dead_letter_group::{DeadLetterGroup, GroupBy, GroupField, GroupFilter};
 use crate::model::endpoint::{Endpoint, OnDead, Ordering};
@@ -54,6 +54,7 @@ pub async fn collect(gateway: &Gateway, tenant: Option<&TenantId>) -> Attention 
     if tenant.is_none() {
         let facts = gateway_facts(gateway, viewed.ok(), is_answering, &mut attention.unanswered_nodes).await;
         attention.items.extend(of_gateway(&facts));
+        attention.items.extend(gateway.metrics.outbox_facts().iter().flat_map(of_outbox));
     }
     worst_first(&mut attention.items);
     attention

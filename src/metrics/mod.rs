@@ -24,6 +24,7 @@ use self::labels::{
 };
 use self::outbox_figures::AllOutboxFigures;
 use crate::model::attempt::Attempt;
+use crate::model::attention::OutboxFacts;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint_event::EndpointEvent;
 use crate::model::next_state::NextState;
@@ -253,6 +254,11 @@ impl Metrics {
     /// Creates the figures of this many outboxes, which are shown from now on.
     pub fn outboxes(&self, count: usize) -> Vec<Arc<OutboxFigures>> {
         self.outboxes.create(count)
+    }
+
+    /// Returns what is known of each outbox that was measured.
+    pub fn outbox_facts(&self) -> Vec<OutboxFacts> {
+        self.outboxes.facts()
     }
 
     /// Sets the time at which the last self-test that arrived was sent; nothing, if

@@ -1,7 +1,7 @@
 //! Counts and measures what the relays of outboxes do, one set of series per
 //! outbox.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Unit;
 
 use super::families::{CounterFamily, GaugeFamily, Label, MetricsRegistry};
+use crate::model::attention::OutboxFacts;
 
 /// Values of the label of an outbox: its number in the settings. There are no
 /// more, so the number of series is bounded.
@@ -22,15 +23,27 @@ pub const OUTBOXES_MAX: usize = NUMBERS.len();
 pub struct OutboxFigures {
     relayed: Counter,
     errors: Counter,
+    /// Database that the outbox is in, in words.
+    description: OnceLock<String>,
     state: Mutex<Option<OutboxGauges>>,
 }
 
-/// What was last measured, while this process is the relay.
+/// What was last measured.
 #[derive(Debug, Clone, Copy)]
 struct OutboxGauges {
+    /// Whether this process is the relay; only the relay's gauges are shown.
+    is_relay: bool,
     oldest: Option<Duration>,
     refused: u64,
     measured_at: Instant,
+}
+
+impl OutboxGauges {
+    /// Returns how long the oldest row has waited by now. It goes on growing
+    /// while the outbox cannot be asked.
+    fn oldest_age(self) -> Duration {
+        self.oldest.map_or(Duration::ZERO, |age| age + self.measured_at.elapsed())
+    }
 }
 
 impl OutboxFigures {
@@ -44,9 +57,14 @@ impl OutboxFigures {
         self.errors.inc();
     }
 
+    /// Says in words which database the outbox is in.
+    pub fn describe(&self, description: &str) {
+        let _ = self.description.set(description.to_owned());
+    }
+
     /// Records the age of the oldest row and the number of refused rows.
-    pub fn measured(&self, oldest: Option<Duration>, refused: u64) {
-        *self.state.lock() = Some(OutboxGauges { oldest, refused, measured_at: Instant::now() });
+    pub fn measured(&self, is_relay: bool, oldest: Option<Duration>, refused: u64) {
+        *self.state.lock() = Some(OutboxGauges { is_relay, oldest, refused, measured_at: Instant::now() });
     }
 
     /// Records that no row waits.
@@ -56,9 +74,11 @@ impl OutboxFigures {
         }
     }
 
-    /// Records that another process is the relay.
-    pub fn stands_by(&self) {
-        *self.state.lock() = None;
+    /// Returns what is known of the outbox, if it was measured.
+    fn facts(&self) -> Option<OutboxFacts> {
+        let state = (*self.state.lock())?;
+        let description = self.description.get().cloned().unwrap_or_default();
+        Some(OutboxFacts { description, oldest: state.oldest_age(), refused: state.refused })
     }
 }
 
@@ -75,6 +95,11 @@ impl AllOutboxFigures {
         figures
     }
 
+    /// Returns what is known of each outbox that was measured.
+    pub fn facts(&self) -> Vec<OutboxFacts> {
+        self.0.lock().iter().filter_map(|one| one.facts()).collect()
+    }
+
     /// Appends all figures to the text, if there is an outbox.
     pub fn write(&self, text: &mut String) {
         let figures = self.0.lock().clone();
@@ -86,7 +111,8 @@ impl AllOutboxFigures {
             CounterFamily::of(figures.iter().enumerate().map(|(n, one)| (label(n), counter(one))))
         };
         let gauges = |value: &dyn Fn(OutboxGauges) -> f64| {
-            let known = figures.iter().enumerate().filter_map(|(n, one)| Some((label(n), value((*one.state.lock())?))));
+            let state = |one: &OutboxFigures| (*one.state.lock()).filter(|state| state.is_relay);
+            let known = figures.iter().enumerate().filter_map(|(n, one)| Some((label(n), value(state(one)?))));
             GaugeFamily(known.collect())
         };
         let mut registry = MetricsRegistry::default();
@@ -104,11 +130,7 @@ impl AllOutboxFigures {
             Unit::Seconds,
             "outbox_lag",
             "How long the oldest row of an outbox that could be relayed has waited, if this node is its relay",
-            gauges(&|state| match state.oldest {
-                // It goes on growing while the outbox cannot be asked.
-                Some(age) => (age + state.measured_at.elapsed()).as_secs_f64(),
-                None => 0.0,
-            }),
+            gauges(&|state| state.oldest_age().as_secs_f64()),
         );
         registry.register(
             "outbox_refused_rows",

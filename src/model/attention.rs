@@ -42,6 +42,11 @@ const CLOCK_OFF_FROM: Duration = Duration::from_secs(1);
 /// Difference of clocks that is critical: receivers refuse old signatures.
 const CLOCK_OFF_CRITICAL: Duration = Duration::from_secs(60);
 
+/// Time that a row of an outbox waits from which its relay is behind.
+const OUTBOX_LAG_FROM: Duration = Duration::from_secs(60);
+/// Time that a row of an outbox waits from which that is critical.
+const OUTBOX_LAG_CRITICAL: Duration = Duration::from_secs(300);
+
 /// What kind of trouble it is.
 #[derive(
     Debug,
@@ -82,6 +87,10 @@ pub enum AttentionKind {
     DeadGrowing,
     /// A tenant has reached a limit, or nearly.
     OverQuota,
+    /// What a producer has committed in its outbox is not handed in.
+    OutboxLag,
+    /// Rows of an outbox can never be accepted as they are.
+    OutboxRefused,
     /// An endpoint fails, though its breaker is closed.
     Failing,
     /// The client certificate of an endpoint ends soon.
@@ -389,6 +398,36 @@ pub fn of_gateway(facts: &GatewayFacts) -> Vec<AttentionItem> {
     items
 }
 
+/// What is known of an outbox that this node relays, or would.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OutboxFacts {
+    /// Database that the outbox is in, in words.
+    pub description: String,
+    /// How long the oldest row has waited that may be relayed.
+    pub oldest: Duration,
+    /// Rows that were refused and wait for a person.
+    pub refused: u64,
+}
+
+/// Returns what is not well about an outbox.
+pub fn of_outbox(facts: &OutboxFacts) -> Vec<AttentionItem> {
+    let (outbox, command) = (&facts.description, "posthaste outbox status");
+    let mut items = Vec::new();
+    if facts.oldest > OUTBOX_LAG_FROM {
+        let severity = if facts.oldest > OUTBOX_LAG_CRITICAL { Severity::Critical } else { Severity::Warning };
+        let reason = format!("a row of the outbox at {outbox} has not been handed in for {}", minutes(facts.oldest));
+        items.push(AttentionItem::of_gateway(AttentionKind::OutboxLag, severity, reason, command));
+    }
+    if facts.refused > 0 {
+        let rows = if facts.refused == 1 { "1 row".to_owned() } else { format!("{} rows", facts.refused) };
+        let reason = format!(
+            "{rows} of the outbox at {outbox} cannot be accepted as written; others of the same key wait behind"
+        );
+        items.push(AttentionItem::of_gateway(AttentionKind::OutboxRefused, Severity::Warning, reason, command));
+    }
+    items
+}
+
 /// Sorts what needs attention, the worst first: by severity, kind, how many wait,
 /// and since when.
 pub fn worst_first(items: &mut [AttentionItem]) {
@@ -438,6 +477,26 @@ mod tests {
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn an_outbox_is_told_when_its_rows_wait_or_were_refused() {
+        let facts = |seconds, refused| OutboxFacts {
+            description: "shop at db".into(),
+            oldest: Duration::from_secs(seconds),
+            refused,
+        };
+        let found = |facts: &OutboxFacts| -> Vec<_> {
+            of_outbox(facts).into_iter().map(|item| (item.kind, item.severity)).collect()
+        };
+        assert_eq!(found(&facts(59, 0)), []);
+        assert_eq!(found(&facts(61, 0)), [(AttentionKind::OutboxLag, Severity::Warning)]);
+        assert_eq!(found(&facts(301, 0)), [(AttentionKind::OutboxLag, Severity::Critical)]);
+        assert_eq!(found(&facts(0, 1)), [(AttentionKind::OutboxRefused, Severity::Warning)]);
+        let items = of_outbox(&facts(120, 2));
+        assert_eq!(items[0].reason, "a row of the outbox at shop at db has not been handed in for 2m");
+        assert!(items[1].reason.starts_with("2 rows of the outbox at shop at db"), "{}", items[1].reason);
+        assert!(items.iter().all(|item| item.command == "posthaste outbox status"));
     }
 
     fn endpoint() -> Endpoint {

@@ -6,6 +6,7 @@ use posthaste::store::outbox::claim::OutboxClaim;
 use posthaste::store::outbox::install::{self, OutboxRoles, STEPS};
 use serde_json::{Value, json};
 
+use crate::cli::cli_output;
 use crate::servers::postgres::Server;
 use crate::support::outbox::{
     Producer, RelayChild, connect, event_ids, posthaste_outbox, relaying_gateway, said, send, sorted,
@@ -554,4 +555,47 @@ async fn figures_are_shown_per_outbox_and_no_password_ever() {
             assert!(!shown.contains(&password), "{shown}");
         }
     }
+}
+
+#[tokio::test]
+async fn rows_that_wait_and_rows_that_were_refused_need_attention() {
+    let producer = Producer::new().await;
+    // A row that its producer holds a lock on for long, as a relay sees it.
+    let insert = "INSERT INTO posthaste_outbox.outbox (tenant, type, data, created_at)
+                  VALUES ('default', 'a.b', '1', now() - interval '10 minutes')";
+    producer.database.execute(insert).await;
+    let mut locking = producer.connect().await;
+    let lock = locking.transaction().await.unwrap();
+    lock.execute("SELECT 1 FROM posthaste_outbox.outbox FOR UPDATE", &[]).await.unwrap();
+    let gateway = relaying_gateway(&producer, &[]).await;
+    let attention = async |kind: &str| {
+        let found = gateway.client.get("/v1/attention").await.expect(200);
+        let item = found["data"].as_array().unwrap().iter().find(|item| item["kind"] == kind).cloned();
+        item.ok_or_else(|| found.to_string())
+    };
+    let waiting = eventually("the lag to be told", || async { attention("outbox_lag").await }).await;
+    assert_eq!((&waiting["severity"], &waiting["command"]), (&json!("critical"), &json!("posthaste outbox status")));
+    let reason = waiting["reason"].as_str().unwrap();
+    assert!(reason.contains("has not been handed in for 10m"), "{reason}");
+    lock.rollback().await.unwrap();
+    producer.wait_for_rows(0).await;
+
+    producer.send("no type", None, "1").await;
+    let refused = eventually("the refusal to be told", || async { attention("outbox_refused").await }).await;
+    assert_eq!(refused["severity"], "warning");
+    assert!(refused["reason"].as_str().unwrap().starts_with("1 row of the outbox at "), "{refused}");
+    assert!(attention("outbox_lag").await.is_err(), "it is handed in");
+    let shown = cli_output(&gateway, &["status"]).await;
+    assert!(shown.contains("posthaste outbox status"), "{shown}");
+    let examined = gateway.client.get("/v1/doctor").await.expect(200);
+    let finding = examined["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == "outboxes");
+    let finding = finding.unwrap_or_else(|| panic!("no finding about outboxes in {examined}"));
+    assert_eq!((&finding["state"], &finding["way_out"]), (&json!("warning"), &json!("posthaste outbox status")));
+    let row = producer.refusals().await[0].0.to_string();
+    producer.outbox_says(&["discard", &row]).await;
+    eventually("all to be well", || async {
+        let found = gateway.client.get("/v1/attention").await.expect(200);
+        if found["data"].as_array().unwrap().is_empty() { Ok(()) } else { Err(found.to_string()) }
+    })
+    .await;
 }

@@ -416,7 +416,7 @@ fn metrics() -> String {
     };
     let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
     for outbox in metrics.outboxes(1) {
-        outbox.measured(None, 0);
+        outbox.measured(true, None, 0);
     }
     metrics.encode(&gauges)
 }

@@ -26,6 +26,8 @@ use crate::store::outbox::{OutboxDatabase, OutboxError, OutboxIdentity, OutboxRe
 const POLLS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(400));
 /// How often a relay without the lease asks for it.
 const STANDBY: Duration = Duration::from_secs(2);
+/// How often a relay without the lease measures how far the other one is behind.
+const STANDBY_MEASURING: Duration = Duration::from_secs(10);
 /// Shortest and longest wait after an error.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 /// How often the same trouble is logged.
@@ -54,6 +56,8 @@ pub struct OutboxRelay {
     /// Rows relayed since the last report.
     relayed: usize,
     lease: LeaseStatus,
+    /// Time at which the lag was last measured.
+    measured_at: Option<Instant>,
     /// Tenants that the gateway does not want rows of before a time.
     resting: HashMap<String, Instant>,
     /// Tenant to begin behind.
@@ -112,6 +116,7 @@ impl OutboxRelay {
     /// Creates a relay that counts what it does in these figures. `name` is for
     /// people.
     pub fn new(outbox: OutboxDatabase, sink: Arc<dyn EventSink>, figures: Arc<OutboxFigures>, name: String) -> Self {
+        figures.describe(outbox.description());
         let report = RelayReport { holder: format!("{:032x}", rand::random::<u128>()), name, ..RelayReport::default() };
         Self {
             outbox,
@@ -121,6 +126,7 @@ impl OutboxRelay {
             report,
             relayed: 0,
             lease: LeaseStatus::default(),
+            measured_at: None,
             resting: HashMap::new(),
             after: String::new(),
             is_busy: true,
@@ -198,14 +204,24 @@ impl OutboxRelay {
             _ => {}
         }
         if epoch.is_none() {
-            self.figures.stands_by();
+            if was_held || self.measured_at.is_none_or(|at| at.elapsed() >= STANDBY_MEASURING) {
+                self.measure(false).await?;
+            }
             return Ok(false);
         }
         (self.relayed, self.report.errors, self.report.last_error) = (0, 0, None);
+        self.measure(true).await?;
+        Ok(true)
+    }
+
+    /// Measures how far the outbox is behind. Every node tells people, and only
+    /// the relay shows the figures.
+    async fn measure(&mut self, is_relay: bool) -> OutboxResult<()> {
         let lag = self.outbox.lag().await?;
         let oldest = lag.oldest_seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0)));
-        self.figures.measured(oldest, u64::try_from(lag.refused).unwrap_or(0));
-        Ok(true)
+        self.figures.measured(is_relay, oldest, u64::try_from(lag.refused).unwrap_or(0));
+        self.measured_at = Some(Instant::now());
+        Ok(())
     }
 
     /// Claims rows, hands them in and settles them.
