@@ -138,7 +138,7 @@ settings! {
     database_wait: Span = Span::secs(60), "POSTHASTE_DATABASE_WAIT", "DURATION";
     /// How long a node that no longer renews its lease keeps its shards; then the others take them over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
-    /// A producer's PostgreSQL whose [outbox](producing.md#the-outbox) is relayed, such as `postgres://relay:password@db.example.com/shop`. It may be given several times, on the command line; in the environment and in the file the URLs have blanks between them. Nodes may all have the same ones: one of them relays each. It is never shown with its password.
+    /// A producer's PostgreSQL whose [outbox](producing.md#the-outbox) is relayed, such as `postgres://relay:password@db.example.com/shop`. It may be given several times, on the command line; in the environment and in the file the URLs have blanks between them. There are at most 16; relay more of them with [`posthaste outbox relay`](producing.md#the-outbox). Nodes may all have the same ones: one of them relays each. It is never shown with its password.
     outbox: OutboxList = OutboxList::Urls(Vec::new()), "POSTHASTE_OUTBOX", "URL";
     /// The file that holds the URLs of outboxes, one per line, read at start. They are added to those of `--outbox`.
     outbox_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_OUTBOX_FILE", "FILE";

@@ -45,12 +45,15 @@ type entry struct {
 // eventName names an event: two tenants may have events with the same id.
 type eventName struct{ tenant, id string }
 
+// laneName names a lane: two tenants may have the same key, too.
+type laneName struct{ tenant, key string }
+
 type inbox struct {
 	lock    sync.Mutex
 	file    *os.File
 	length  int64
 	seen    map[eventName]time.Time
-	highest map[string]uint64
+	highest map[laneName]uint64
 }
 
 func openInbox(path string) (*inbox, error) {
@@ -64,7 +67,7 @@ func openInbox(path string) (*inbox, error) {
 	}
 	// A crash may have left half a line, of an event that was never acknowledged.
 	whole := text[:bytes.LastIndexByte(text, '\n')+1]
-	box := &inbox{file: file, length: int64(len(whole)), seen: map[eventName]time.Time{}, highest: map[string]uint64{}}
+	box := &inbox{file: file, length: int64(len(whole)), seen: map[eventName]time.Time{}, highest: map[laneName]uint64{}}
 	for _, line := range bytes.Split(bytes.TrimSpace(whole), []byte("\n")) {
 		if len(line) == 0 {
 			continue
@@ -85,7 +88,7 @@ func (box *inbox) receive(event entry) (int, error) {
 	if at, isKnown := box.seen[eventName{event.Tenant, event.ID}]; isKnown && time.Since(at) < remembered {
 		return http.StatusOK, nil
 	}
-	event.Late = event.Seq > 0 && event.Seq < box.highest[event.Key]
+	event.Late = event.Seq > 0 && event.Seq < box.highest[laneName{event.Tenant, event.Key}]
 	line, err := json.Marshal(event)
 	if err != nil {
 		return 0, err
@@ -105,8 +108,9 @@ func (box *inbox) receive(event entry) (int, error) {
 
 func (box *inbox) remember(event entry) {
 	box.seen[eventName{event.Tenant, event.ID}] = event.ReceivedAt
-	if event.Seq > box.highest[event.Key] {
-		box.highest[event.Key] = event.Seq
+	lane := laneName{event.Tenant, event.Key}
+	if event.Seq > box.highest[lane] {
+		box.highest[lane] = event.Seq
 	}
 }
 

@@ -23,6 +23,7 @@ import java.security.MessageDigest;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Base64;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -117,7 +118,11 @@ public class Receiver {
                 return 400;
             }
             // Ids of the gateway are of this kind; any other would break the lines.
-            return id.matches("[A-Za-z0-9_-]{1,128}") ? inbox.receive(id, body) : 422;
+            boolean isPlain = id.matches("[A-Za-z0-9_-]{1,128}");
+            // An envelope begins with the id, which is signed twice then.
+            byte[] start = ("{\"id\":\"" + id + "\",").getBytes(StandardCharsets.UTF_8);
+            boolean isEnvelope = body.length > start.length && Arrays.equals(body, 0, start.length, start, 0, start.length);
+            return isPlain && isEnvelope ? inbox.receive(id, body) : 422;
         } catch (IOException | GeneralSecurityException problem) {
             System.err.println(problem);
             return 503; // the gateway sends it again

@@ -13,9 +13,10 @@ import { closeSync, fsyncSync, ftruncateSync, openSync, readFileSync, writeSync 
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 
 // From NODE_PACKAGES where it is set, else from beside this file.
-const packages = join(resolve(process.env.NODE_PACKAGES ?? dirname(new URL(import.meta.url).pathname)), "package.json");
+const packages = join(resolve(process.env.NODE_PACKAGES ?? dirname(fileURLToPath(import.meta.url))), "package.json");
 const { Webhook, WebhookVerificationError } = createRequire(packages)("standardwebhooks");
 
 const REMEMBERED_MS = 14 * 86_400_000;
@@ -23,7 +24,7 @@ const REMEMBERED_MS = 14 * 86_400_000;
 class Inbox {
   /** When each event came, oldest first. */
   seen = new Map();
-  /** The highest place of each key. */
+  /** The highest place of each key of each tenant. */
   highest = new Map();
 
   constructor(path) {
@@ -42,7 +43,7 @@ class Inbox {
     const { tenant, id, key = null, seq = null } = event;
     if (this.seen.has(name(event))) return 200;
     // A late one comes after a later place of its key: a replay.
-    const late = seq !== null && seq < (this.highest.get(key) ?? 0);
+    const late = seq !== null && seq < (this.highest.get(lane(event)) ?? 0);
     const entry = { received_at: Date.now(), tenant, id, key, seq, late, body };
     const line = Buffer.from(JSON.stringify(entry) + "\n");
     try {
@@ -59,7 +60,7 @@ class Inbox {
 
   remember(entry) {
     this.seen.set(name(entry), entry.received_at);
-    if (entry.seq !== null) this.highest.set(entry.key, Math.max(entry.seq, this.highest.get(entry.key) ?? 0));
+    if (entry.seq !== null) this.highest.set(lane(entry), Math.max(entry.seq, this.highest.get(lane(entry)) ?? 0));
     for (const [id, at] of this.seen) {
       if (at > Date.now() - REMEMBERED_MS) break;
       this.seen.delete(id);
@@ -69,6 +70,9 @@ class Inbox {
 
 /** Two tenants may have events with the same id. */
 const name = (event) => JSON.stringify([event.tenant, event.id]);
+
+/** Two tenants may have the same key, too. */
+const lane = (event) => JSON.stringify([event.tenant, event.key ?? null]);
 
 /** Returns the event if one of the secrets fits; otherwise throws the reason. */
 function verify(body, headers) {

@@ -1,10 +1,13 @@
 //! `posthaste drill`: a copy of an endpoint is tried against a receiver that fails, and
 //! what the gateway did is compared with what it should have done.
 
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{Gateway, MailServer, MailServerBehaviour, Options, PATIENCE};
+use crate::support::{Gateway, MailServer, MailServerBehaviour, Options, PATIENCE, eventually};
 
 /// Settings with which an outage and its end take seconds.
 fn quick_settings() -> Value {
@@ -56,6 +59,28 @@ async fn every_scenario_ends_as_it_should_and_leaves_no_trace() {
         let outage = ["black-hole", "tls", "dns"].contains(&scenario);
         assert!(scenario == "flaky" || printed.contains("and closed again") == outage, "{scenario}: {printed}");
     }
+    expect_no_trace(&gateway, &endpoint).await;
+}
+
+#[tokio::test]
+async fn a_drill_that_is_told_to_end_leaves_no_trace() {
+    let gateway = Gateway::start().await;
+    let endpoint = gateway.create_endpoint(quick_settings()).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    command.args(["drill", "--endpoint", endpoint["id"].as_str().expect("an id"), "--scenario", "black-hole"]);
+    command.args(["--server", &format!("http://{}", gateway.address), "--token", gateway.token(), "--patience", "30s"]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let process = command.spawn().expect("it starts");
+    eventually("the drill's tenant", || async {
+        let tenants = gateway.client.get("/v1/tenants").await.expect(200).to_string();
+        if tenants.contains("\"drill-") { Ok(()) } else { Err(tenants) }
+    })
+    .await;
+    let id = Pid::from_raw(process.id().expect("it runs") as i32).expect("an id");
+    kill_process(id, Signal::TERM).expect("it can be told");
+    let output = tokio::time::timeout(PATIENCE, process.wait_with_output()).await.expect("it ends").expect("an end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("told to end; its tenant is deleted"), "{said}");
     expect_no_trace(&gateway, &endpoint).await;
 }
 

@@ -167,6 +167,16 @@ impl ExampleReceiver {
         self.process = Self::run(self.language, self.port, &self.inbox(), &self.secret).await;
     }
 
+    /// Sends a body under an id, signed as the gateway signs; the answer's status.
+    async fn receive(&self, id: &str, body: &str) -> u16 {
+        let now = posthaste::clock::Clock::now(&posthaste::clock::SystemClock).as_second();
+        let signer = standardwebhooks::Webhook::new(&self.secret).expect("a secret");
+        let signature = signer.sign(id, now, body.as_bytes()).expect("a signature");
+        let (client, now) = (Client::new(([127, 0, 0, 1], self.port).into(), ""), now.to_string());
+        let headers = [("webhook-id", id), ("webhook-timestamp", &now), ("webhook-signature", &signature)];
+        client.send("POST", "/", &headers, body.to_owned()).await.expect("an answer").status
+    }
+
     fn inbox(&self) -> PathBuf {
         self.folder.path().join("inbox")
     }
@@ -230,7 +240,24 @@ async fn each_event_is_kept_once_and_in_order(language: Language) {
     let answer =
         forged.send("POST", "/", &headers, r#"{"id":"forged","tenant":"default","type":"t","data":1}"#.to_owned());
     assert_eq!(answer.await.expect("an answer").status, 400);
+    assert_eq!(receiver.receive("no-event", "[1]").await, 422, "it is signed, and no event");
     assert_eq!(receiver.ids(), expected);
+}
+
+/// Events of two tenants with the same key are in two lanes.
+#[tokio::test]
+async fn an_event_is_late_only_behind_its_own_tenant() {
+    for language in [NODE, GO] {
+        let receiver = ExampleReceiver::start(language, "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").await;
+        for (id, tenant, seq) in [("a-5", "a", 5), ("b-1", "b", 1), ("a-4", "a", 4)] {
+            let body = json!({"id": id, "type": "t", "key": "k", "seq": seq, "tenant": tenant, "data": 1});
+            assert_eq!(receiver.receive(id, &body.to_string()).await, 202);
+        }
+        let text = std::fs::read_to_string(receiver.inbox()).expect("an inbox");
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let late: Vec<bool> = lines.map(|line| line["late"] == true).collect();
+        assert_eq!(late, [false, false, true], "{text}");
+    }
 }
 
 /// A gateway whose disk is full says when to come again, and the event is not given up.

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use self::findings::{DrillRecord, Finding};
@@ -65,6 +66,8 @@ pub async fn run(args: DrillArgs) -> anyhow::Result<()> {
             args.listen.0
         )));
     }
+    // From here on, so that whoever ends the drill while it is set up leaves nothing behind.
+    let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut client = args.access.client().await?;
     let source = parse(&client.get(client.tenant_url(&["endpoints", &args.endpoint])?).await?)?;
     let format = client.format;
@@ -77,7 +80,8 @@ pub async fn run(args: DrillArgs) -> anyhow::Result<()> {
     let mut stage = DrillStage::set_up(client, &source, &url, receiver.address, alerts.address, mail_to).await?;
     let record = tokio::select! {
         record = perform(&mut stage, &args, settings, &receiver, &alerts) => record,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("the drill was interrupted; its tenant is deleted")),
+        _ = interrupted.recv() => Err(anyhow::anyhow!("the drill was interrupted; its tenant is deleted")),
+        _ = terminated.recv() => Err(anyhow::anyhow!("the drill was told to end; its tenant is deleted")),
     };
     stage.remove().await?;
     report(format, &args, &record?.findings())
