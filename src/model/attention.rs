@@ -110,6 +110,8 @@ impl AttentionKind {
             | Self::LaneBlocked
             | Self::DeadGrowing
             | Self::OverQuota
+            | Self::OutboxLag
+            | Self::OutboxRefused
             | Self::Failing
             | Self::CertificateEnds
             | Self::SecretEnds => false,
@@ -128,6 +130,8 @@ impl AttentionKind {
             | Self::LaneBlocked
             | Self::DeadGrowing
             | Self::OverQuota
+            | Self::OutboxLag
+            | Self::OutboxRefused
             | Self::CertificateEnds
             | Self::SecretEnds => false,
         }

@@ -180,6 +180,12 @@ impl Cluster {
         self.refused_version(Path::new(env!("CARGO_BIN_EXE_posthaste")), folder).await
     }
 
+    /// Returns the version of the database's schema.
+    pub async fn schema(&self) -> i64 {
+        let rows = self.database.rows("SELECT max(version) FROM posthaste.migrations").await;
+        rows[0][0].as_deref().and_then(|version| version.parse().ok()).expect("a version")
+    }
+
     /// Starts a node of another version that is expected to refuse; returns its output.
     pub async fn refused_version(&self, program: &Path, folder: &TempDir) -> Output {
         let mut command = tokio::process::Command::new(program);

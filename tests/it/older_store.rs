@@ -330,3 +330,110 @@ async fn ids_known(gateway: &Gateway) {
     gateway.client.post_json(&events, &other).await.problem(409, "id_conflict");
     gateway.post_to_delivery(&gateway.delivery_of("plain-3").await, "replay").await.problem(410, "data_expunged");
 }
+
+/// Events that the measured store has, with a delivery each; 100,000 if nothing is said.
+const MEASURED_ROWS: &str = "MIGRATED_ROWS";
+/// Where the numbers of the rows begin that the measurement adds to the embedded store.
+const FIRST_ADDED: i64 = 1_000_000;
+
+#[tokio::test]
+#[ignore = "measures: MIGRATED_ROWS=1000000 cargo test --test it measure_a_migration -- --ignored --nocapture"]
+async fn measure_a_migration_of_the_embedded_store() {
+    measure_a_migration().await;
+}
+
+#[tokio::test]
+#[ignore = "measures: MIGRATED_ROWS=1000000 cargo test --test it measure_a_migration -- --ignored --nocapture"]
+async fn measure_a_migration_on_postgres() {
+    crate::support::on_postgres(measure_a_migration()).await;
+}
+
+/// Fills the store of the oldest version, and compares the start that migrates it with
+/// the next one, which has nothing to migrate.
+async fn measure_a_migration() {
+    let rows = std::env::var(MEASURED_ROWS).map_or(100_000, |rows| rows.parse().expect("a number of rows"));
+    let version = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/0.1.0");
+    let private = std::fs::Permissions::from_mode(0o700);
+    let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
+    let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
+    let now = SystemClock.now().as_millisecond();
+    let mut database = None;
+    if is_on_postgres() {
+        unpack(&version.join("postgres.tar.gz"), folder.path());
+        let restored = restore(&folder, &BEGIN_THE_YEAR.replace("$now", &now.to_string())).await;
+        fill_database(&restored, rows).await;
+        flags.extend(["--database-url".to_owned(), restored.url().to_owned()]);
+        database = Some(restored);
+    } else {
+        unpack(&version.join("embedded.tar.gz"), folder.path());
+        fill_embedded(&folder.path().join("posthaste.db"), rows);
+    }
+    let mut starts = Vec::new();
+    for _ in 0..2 {
+        let began = std::time::Instant::now();
+        let options = Options { flags: flags.clone(), ..Options::default() };
+        let mut gateway = Gateway::start_in(folder.clone(), options).await;
+        starts.push(began.elapsed().as_secs_f64());
+        assert!(gateway.terminate().await.success());
+    }
+    let store = if database.is_some() { "PostgreSQL" } else { "embedded" };
+    println!(
+        "{store}, {rows} events with a delivery each: {:.2} s to the start with the migration, {:.2} s without",
+        starts[0], starts[1]
+    );
+}
+
+/// Adds copies of an event and of a delivered delivery, under numbers of their own.
+fn fill_embedded(path: &Path, rows: i64) {
+    let db = rusqlite::Connection::open(path).unwrap();
+    let number = format!("{FIRST_ADDED} + n");
+    for (table, one, changed) in [
+        ("events", "true", vec![("no", number.as_str()), ("id", "'many-' || n"), ("first_delivery", &number)]),
+        ("deliveries", "state = 1", vec![("no", &number), ("event", &number), ("lane", "NULL"), ("seq", "NULL")]),
+    ] {
+        let mut names = db.prepare("SELECT name FROM pragma_table_info(?)").unwrap();
+        let names = names.query_map([table], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect();
+        let (names, values) = copied_columns(names, &changed);
+        let added = db.execute(
+            &format!(
+                "WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {rows})
+                 INSERT INTO {table} ({names}) SELECT {values} FROM counted,
+                     (SELECT * FROM {table} WHERE {one} LIMIT 1) one"
+            ),
+            [],
+        );
+        assert_eq!(added.unwrap() as i64, rows, "{table}");
+    }
+}
+
+async fn fill_database(database: &Database, rows: i64) {
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for (table, changed) in [
+        ("events", vec![("no", "top + n"), ("id", "'many-' || n")]),
+        ("finished", vec![("no", "top + n"), ("lane", "NULL"), ("seq", "NULL")]),
+    ] {
+        let names = "SELECT column_name::text FROM information_schema.columns
+                     WHERE table_schema = 'posthaste' AND table_name = $1 AND is_generated = 'NEVER'";
+        let names = client.query(names, &[&table]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        let (names, values) = copied_columns(names, &changed);
+        let sql = format!(
+            "INSERT INTO posthaste.{table} ({names}) SELECT {values} FROM generate_series(1, {rows}) n,
+                 (SELECT max(no) AS top FROM posthaste.{table}) t, (SELECT * FROM posthaste.{table} LIMIT 1) one"
+        );
+        let added = client.execute(&sql, &[]).await.unwrap();
+        assert_eq!(added as i64, rows, "{table}");
+    }
+}
+
+/// The names of columns, and what is put into each: that of the row which is copied, or
+/// what is changed in it.
+fn copied_columns(names: Vec<String>, changed: &[(&str, &str)]) -> (String, String) {
+    let value = |name: &String| match changed.iter().find(|(changed, _)| changed == name) {
+        Some((_, value)) => (*value).to_owned(),
+        None => format!("one.\"{name}\""),
+    };
+    let values: Vec<String> = names.iter().map(value).collect();
+    let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    (names.join(", "), values.join(", "))
+}
