@@ -3,9 +3,12 @@
 //!
 //! Every store does the same three steps: it reads rows, asks here for a plan,
 //! and writes what the plan says in the same transaction. So the meaning of a
-//! transition stands once, and a store holds SQL alone. PostgreSQL settles
-//! plain deliveries and retries with set-based statements that never come
-//! here; `tests/contract/differential.rs` holds them to these plans.
+//! transition stands once, and a store holds SQL alone. Three fast paths never
+//! come here: PostgreSQL settles plain deliveries and retries with set-based
+//! statements (`postgres/settle.rs`), the embedded store the success of a first
+//! attempt with one update (`embedded/settle/first_success.rs`), and each sweeps
+//! what waited for a deleted endpoint (`sweep.rs`).
+//! `tests/contract/differential.rs` holds them to these plans.
 
 use jiff::Timestamp;
 
