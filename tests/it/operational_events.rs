@@ -17,6 +17,7 @@ for_every_store! {
     a_listener_that_is_broken_itself_makes_no_further_alarms,
     an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resumed,
     one_outage_is_one_mail_however_long_it_lasts,
+    a_burst_of_refused_deliveries_is_one_mail_and_few_are_none,
     a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it,
     a_tenant_reads_of_its_own_trouble_in_its_chat,
 }
@@ -273,6 +274,51 @@ async fn one_outage_is_one_mail_however_long_it_lasts() {
     mails_to(&server, "owner@example.com", 1).await;
     assert_eq!(gateway.endpoint(&endpoint).await["mailed_at"], told["mailed_at"]);
     assert_eq!(server.mails().len(), 5, "one for each who is in trouble");
+}
+
+async fn a_burst_of_refused_deliveries_is_one_mail_and_few_are_none() {
+    let server = MailServer::start(MailServerBehaviour::default()).await;
+    let gateway = mailing(&server).await;
+    // What is well comes between the refusals, so that the endpoint is not paused.
+    let receiver =
+        Receiver::answering(|seen| Reply::Status(if seen.id().starts_with("bad") { 422 } else { 200 })).await;
+    let settings = json!({
+        "url": receiver.url(), "event_types": ["order.*"], "owner_email": "owner@example.com", "description": "orders",
+    });
+    let endpoint = gateway.create_endpoint(settings).await;
+    let refused = async |numbers: std::ops::Range<usize>| {
+        for n in numbers {
+            gateway.send(json!({"id": format!("bad-{n}"), "type": "order.paid", "data": n})).await;
+            gateway.wait_for_state(&format!("bad-{n}"), "dead").await;
+            gateway.send(json!({"id": format!("good-{n}"), "type": "order.paid", "data": n})).await;
+            gateway.wait_for_state(&format!("good-{n}"), "delivered").await;
+        }
+    };
+    refused(0..9).await;
+    another_is_told(&gateway, &server, "second").await;
+    mails_to(&server, "owner@example.com", 0).await;
+    refused(9..10).await;
+    mails_to(&server, "owner@example.com", 1).await;
+    gateway.wait_for_endpoint(&endpoint, "its mail", |found| !found["mailed_at"].is_null()).await;
+    let mails = server.mails();
+    let mail = mails.iter().find(|mail| mail.to == ["owner@example.com"]).unwrap();
+    assert!(mail.head().contains("Subject: Webhooks are refused: orders"), "{}", mail.head());
+    for said in [
+        "Your webhook endpoint refuses many of the events that it is sent.",
+        "10 deliveries were refused",
+        "these events are not sent again by themselves",
+        &format!("posthaste dead-letters list --endpoint {} --tenant default", endpoint["id"].as_str().unwrap()),
+        "at most one such mail a day",
+    ] {
+        // Lines that were too long for a mail are joined again.
+        let body = mail.body().replace("=\r\n", "");
+        assert!(body.contains(said), "{said:?} is not in\n{body}");
+    }
+
+    // A second burst on the same day is not told.
+    refused(10..22).await;
+    another_is_told(&gateway, &server, "third").await;
+    mails_to(&server, "owner@example.com", 1).await;
 }
 
 async fn a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it() {

@@ -12,6 +12,7 @@ use crate::support::{
 
 for_every_store! {
     a_thin_event_is_fetched_with_the_link_it_carries,
+    the_body_of_a_thin_event_stays_the_same_under_another_public_url,
     a_link_that_was_changed_is_nobodys,
     a_link_ends_with_the_data_and_with_the_endpoint,
     a_link_is_the_same_after_the_master_key_was_replaced,
@@ -93,6 +94,35 @@ async fn a_thin_event_is_fetched_with_the_link_it_carries() {
     assert_eq!(follow(&gateway, &path).await.body, whole);
     gateway.post_to_delivery(&delivery, "replay").await.expect(202);
     assert_eq!(receiver.wait_for(3).await[2].body, seen[0].body);
+}
+
+async fn the_body_of_a_thin_event_stays_the_same_under_another_public_url() {
+    let (gateway, _) = reachable().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(200)]).await;
+    let settings = json!({"url": receiver.url(), "format": "thin", "retry": {"schedule": ["1h"]}});
+    gateway.create_endpoint(settings).await;
+    gateway.send(json!({"id": "one", "type": "t", "data": 1})).await;
+    receiver.wait_for(1).await;
+    eventually("the first attempt to be recorded", || async {
+        let delivery = gateway.delivery_of("one").await;
+        if delivery["attempts"] == 1 { Ok(()) } else { Err(delivery.to_string()) }
+    })
+    .await;
+    let gateway = gateway.restart_with_flag("--public-url", "http://elsewhere.example:8400/hooks/").await;
+    let delivery = gateway.delivery_of("one").await;
+    gateway.post_to_delivery(&delivery, "retry").await.expect(202);
+    let seen = receiver.wait_for(2).await;
+    assert_eq!(seen[0].body, seen[1].body, "what was promised once is sent again byte for byte");
+    let delivery = gateway.wait_for_state("one", "delivered").await;
+    follow(&gateway, &link(&gateway, &seen[1].json())).await.expect(200);
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
+    assert_eq!(receiver.wait_for(3).await[2].body, seen[0].body);
+
+    // What is accepted from now on has the new address.
+    gateway.send(json!({"id": "two", "type": "t", "data": 2})).await;
+    let later = receiver.wait_for(4).await[3].json();
+    let url = later["data_url"].as_str().unwrap();
+    assert!(url.starts_with("http://elsewhere.example:8400/hooks/"), "{url}");
 }
 
 async fn a_link_that_was_changed_is_nobodys() {

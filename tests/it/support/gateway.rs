@@ -200,6 +200,14 @@ impl Gateway {
         self.restart_with(options).await
     }
 
+    /// Kills it and starts it again with another value of this flag.
+    pub async fn restart_with_flag(self, flag: &str, value: &str) -> Self {
+        let mut options = self.options.clone();
+        let at = options.flags.iter().position(|known| known == flag).expect("it was started with the flag");
+        options.flags[at + 1] = value.to_owned();
+        self.restart_with(options).await
+    }
+
     /// Restarts it with other options.
     pub async fn restart_with(mut self, options: Options) -> Self {
         let _ = self.process.start_kill();
