@@ -359,7 +359,7 @@ fn preview_line(preview: &Value, kind: JobKind, now: Timestamp) -> String {
     for one in preview["left_out"].as_array().into_iter().flatten() {
         line.push_str(&format!("; {} stay, {}", text(one, "count"), text(one, "why").replace('_', " ")));
     }
-    if let Some(looked_at) = preview["looked_at"].as_u64() {
+    if let Some(looked_at) = preview["looked_at"].as_u64().filter(|_| preview["is_exact"] == false) {
         line.push_str(&format!("; {looked_at} were looked at, and of the others more may stay"));
     }
     line.push_str("; nothing was done");

@@ -65,7 +65,7 @@ pub struct JobFilter {
 /// Which dead letters of a group a filter takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupTaken {
-    /// Every one.
+    /// Every one of them.
     All,
     /// None of them.
     Nothing,

@@ -242,7 +242,7 @@ fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<Strin
             left_out.why.meaning()
         ));
     }
-    if let Some(looked_at) = preview.looked_at {
+    if let Some(looked_at) = preview.looked_at.filter(|_| preview.bound != "exact") {
         said.push(format!(
             "{} were looked at one by one; among the others more may stay.",
             counted(looked_at, "delivery", "deliveries")

@@ -97,7 +97,8 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
         let mut share = budget.looks / (job.parts.len() - n);
         budget.looks -= share;
         let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
-        let look = PartLook::of(gateway, (job, &filter), part, endpoint.as_deref(), &mut share).await?;
+        let known = tally.count(gateway, part.endpoint);
+        let look = PartLook::of(gateway, (job, &filter), (part, endpoint.as_deref()), known, &mut share).await?;
         budget.looks += share;
         looked += look.read;
         for (why, count) in &look.left_out {
@@ -110,7 +111,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
         if job.spec.kind == JobKind::Replay && is_ordered {
             count_unblocked(gateway, (job, &filter), part, &mut budget.lanes, &mut preview).await?;
         }
-        let (matches, bound) = look.matches(&job.spec, tally.count(gateway, part.endpoint));
+        let (matches, bound) = look.matches(&job.spec, known);
         let sending = endpoint.as_deref().filter(|_| job.spec.kind.is_sending());
         let answers_in = match sending.filter(|_| matches > 0) {
             Some(endpoint) => mean_answer(gateway, endpoint, &mut budget.figures).await?,
@@ -202,28 +203,29 @@ struct PartLook {
 
 impl PartLook {
     /// Looks at deliveries of a part, or at past events, as long as there are `left` to
-    /// look at.
+    /// look at and not all that match are found.
     async fn of(
         gateway: &Gateway,
         (job, filter): (&Job, &JobFilter),
-        part: &JobPart,
-        endpoint: Option<&Endpoint>,
+        (part, endpoint): (&JobPart, Option<&Endpoint>),
+        known: Option<TallyCount>,
         left: &mut usize,
     ) -> Result<Self> {
         match (job.spec.kind, endpoint) {
             (JobKind::Backfill, Some(endpoint)) => Self::look_at_events(gateway, (job, filter), endpoint, left).await,
-            _ => Self::look(gateway, (job, filter), part, left).await,
+            _ => Self::look(gateway, (job, filter), (part, known), left).await,
         }
     }
 
     /// Returns how many deliveries a job takes of those that match, if so many do, and
     /// what that number says.
-    fn matches(&self, spec: &JobSpec, tally: Option<TallyCount>) -> (u64, MatchBound) {
-        let (taken, stay) = (self.taken.len() as u64, self.left_out.values().sum::<u64>());
+    fn matches(&self, spec: &JobSpec, known: Option<TallyCount>) -> (u64, MatchBound) {
+        let taken = self.taken.len() as u64;
         if self.is_whole {
             return (taken, MatchBound::Exact);
         }
-        let Some(known) = tally else { return (taken, MatchBound::AtLeast) };
+        let Some(known) = known else { return (taken, MatchBound::AtLeast) };
+        let stay = self.found() - taken;
         let matches = known.count.saturating_sub(stay).max(taken);
         // Of what is discarded nothing stays, so that no look is needed.
         let is_sure = spec.kind == JobKind::Discard && spec.not_older_than.is_none();
@@ -237,11 +239,18 @@ impl PartLook {
         (matches, bound)
     }
 
-    /// Looks at deliveries, as long as there are `left` to look at.
+    /// Returns how many were found that the tally counts. It leaves out damaged ones.
+    fn found(&self) -> u64 {
+        let stay = self.left_out.iter().filter(|(why, _)| **why != LeftOut::Damaged);
+        self.taken.len() as u64 + stay.map(|(_, count)| count).sum::<u64>()
+    }
+
+    /// Looks at deliveries, as long as there are `left` to look at and not all that match
+    /// are found.
     async fn look(
         gateway: &Gateway,
         (job, filter): (&Job, &JobFilter),
-        part: &JobPart,
+        (part, known): (&JobPart, Option<TallyCount>),
         left: &mut usize,
     ) -> Result<Self> {
         let is_deleted = gateway.store.endpoint(&part.tenant, part.endpoint).is_none();
@@ -268,7 +277,7 @@ impl PartLook {
                 }
             }
             after = page.looked_to.or(after);
-            look.is_whole = page.is_end;
+            look.is_whole = page.is_end || known.is_some_and(|known| known.is_whole && look.found() >= known.count);
         }
         Ok(look)
     }
@@ -367,6 +376,10 @@ mod tests {
         let some = |count| Some(TallyCount { count, is_whole: false });
         let (replay, discard) = (spec(JobKind::Replay), spec(JobKind::Discard));
         assert_eq!(looked(7, 2, true).matches(&replay, whole(9)), (7, MatchBound::Exact));
+        // What is damaged is not in the tally.
+        let mut damaged = looked(7, 2, false);
+        damaged.left_out.insert(LeftOut::Damaged, 5);
+        assert_eq!(damaged.matches(&replay, whole(20)), (18, MatchBound::AtMost));
         // All that were looked at stay, so perhaps the others do as well.
         assert_eq!(looked(0, 100, false).matches(&replay, whole(120)), (20, MatchBound::AtMost));
         assert_eq!(looked(100, 0, false).matches(&discard, whole(120)), (120, MatchBound::Exact));

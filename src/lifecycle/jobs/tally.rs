@@ -70,7 +70,8 @@ impl MatchTally {
     /// may stay for a reason that only a look can find.
     pub fn count(&self, gateway: &Gateway, endpoint: EndpointId) -> Option<TallyCount> {
         if self.is_all_waiting {
-            return gateway.store.waiting(Some(endpoint)).map(|count| TallyCount { count, is_whole: true });
+            // It changes all the time, but for an endpoint of which nothing waits.
+            return gateway.store.waiting(Some(endpoint)).map(|count| TallyCount { count, is_whole: count == 0 });
         }
         let none = Some(TallyCount { count: 0, is_whole: true });
         self.dead.as_ref().and_then(|dead| dead.get(&endpoint).copied().unwrap_or(none))
