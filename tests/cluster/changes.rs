@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::ledger::{Entry, Ledger, Reply};
 use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
 use crate::servers::proxy::NetworkState;
-use crate::support::{Client, eager_retry, eventually};
+use crate::support::{Client, PageClient, eager_retry, eventually};
 
 const TENANT: &str = "/v1/tenants/default";
 
@@ -245,6 +245,30 @@ async fn a_token_is_good_everywhere_when_it_is_made_and_nowhere_when_it_is_revok
     nodes[1].thaw();
     let answer = user.get(&format!("{TENANT}/endpoints")).await;
     assert!(matches!(answer.status, 401 | 503), "{}", answer.status);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sign_in_is_good_at_every_node_and_ends_at_all_of_them() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
+    let opened = async |node: usize, cookie: &str| {
+        let headers = [("cookie", cookie), ("authorization", "")];
+        let stranger = Client::new(nodes[node].gateway().address, "none");
+        stranger.send("GET", "/tenants", &headers, "").await.unwrap().status
+    };
+    for here in [0, 1] {
+        let there = 1 - here;
+        let revoked = PageClient::operator(nodes[here].gateway()).await;
+        assert_eq!((opened(here, revoked.cookie()).await, opened(there, revoked.cookie()).await), (200, 200));
+        nodes[there].client().send("DELETE", "/v1/sessions", &[], "").await.unwrap();
+        assert_eq!((opened(here, revoked.cookie()).await, opened(there, revoked.cookie()).await), (401, 401));
+        // A person who leaves at one node has left at the other, too.
+        let left = PageClient::operator(nodes[here].gateway()).await;
+        assert_eq!(opened(there, left.cookie()).await, 200);
+        left.post("/sign-out", &[]).await;
+        assert_eq!((opened(here, left.cookie()).await, opened(there, left.cookie()).await), (401, 401));
+    }
 }
 
 /// A change does not wait for a node whose lease has ended. So that node must
