@@ -11,16 +11,19 @@ use posthaste::model::delivery::{Delivery, Progress};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
 use posthaste::model::event::Event;
-use posthaste::model::id::{DeliveryId, EventId, TenantId};
+use posthaste::model::id::{DeliveryId, EventId, JobId, TenantId};
+use posthaste::model::job::{Job, JobChange, JobFilter, JobPart, JobSpec, JobState};
+use posthaste::store::plan::change::ChangeCondition;
 use posthaste::store::{
-    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery, EndpointChange, Error, EventQuery,
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery, EndpointChange, Error, EventQuery, JobStep,
     PageRequest, RoutedEvent, SettleEffects, Settlement, UntriedQuery,
 };
 use serde_json::Value;
 
 use crate::fixture::{StoreFixture, names};
 use crate::model::{
-    Accepted, Effects, EndpointStep, Model, Name, NewEvent, Refusal, Snapshot, delivery_line, endpoint_line,
+    Accepted, Effects, EndpointStep, JobOrder, JobStepMade, Model, Name, NewEvent, Refusal, Snapshot, delivery_line,
+    endpoint_line,
 };
 
 /// An answer, and what of it only the stores know.
@@ -259,6 +262,56 @@ impl ComparedStore {
         Answer { answer, details }
     }
 
+    /// Creates a job, makes one step of it, and cancels it.
+    pub async fn make_job_step(
+        &mut self,
+        order: JobOrder,
+        n: usize,
+        chosen: &[Name],
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<JobStepMade> {
+        let (store, endpoint) = (self.fixture.store.clone(), self.endpoints[n].clone());
+        let job = new_job(order, &endpoint, JobId::mint(now, self.fixture.mint()), now);
+        store.create_job(&Initiator::Gateway, job.clone(), 1_000).await.expect("it is written");
+        let take: Vec<DeliveryId> = chosen.iter().map(|name| self.id(*name)).collect();
+        let step = JobStep {
+            job: job.id,
+            kind: order.kind,
+            condition: ChangeCondition { state: Some(order.state), is_unpassed: !order.even_overtaken },
+            before: job.parts[0].clone(),
+            after: take.last().copied(),
+            is_read: false,
+            take,
+            backfill: Vec::new(),
+            hold: Vec::new(),
+            unhold: Vec::new(),
+            left_out: Vec::new(),
+            ended: Vec::new(),
+        };
+        let lease = store.lease(&endpoint.tenant, endpoint.id);
+        let advanced = store.advance_job(lease, step, now).await.expect("it is written");
+        self.learn_operational_events(model).await;
+        let open = store.open_jobs().await.expect("they are read").jobs;
+        let part = open.into_iter().find(|open| open.id == job.id).expect("it goes on").parts.remove(0);
+        let of_job = (&job.tenant, job.id);
+        let cancelled = store.change_job(&Initiator::Gateway, of_job, JobChange::Cancel, 1_000, now).await;
+        cancelled.expect("it is written");
+        let details = advanced.changed.iter().map(|(_, changed)| self.claims(&changed.freed)).collect::<Vec<_>>();
+        let details = format!("{}\n{:?} {}", details.join("\n"), part.counts, advanced.is_finished);
+        let changed = advanced.changed.into_iter().map(|(id, changed)| {
+            let effects = Effects {
+                due_at: changed.due_at,
+                freed: self.names_of(&changed.freed),
+                told: names(&changed.operational_events),
+                ..Effects::default()
+            };
+            (self.name(id), effects)
+        });
+        let answer = JobStepMade { changed: changed.collect(), left_out: part.counts.left_out };
+        Answer { answer, details }
+    }
+
     pub async fn change_endpoint(
         &mut self,
         n: usize,
@@ -434,6 +487,22 @@ impl ComparedStore {
         let event_id =
             if delivery.tenant.is_system() { "told".parse().expect("an id") } else { delivery.event_id.clone() };
         format!("{:?}", Delivery { id: nobody, event_id, ..delivery.clone() })
+    }
+}
+
+fn new_job(order: JobOrder, endpoint: &Endpoint, id: JobId, now: Timestamp) -> Job {
+    let JobOrder { kind, state, even_overtaken } = order;
+    let filter = JobFilter { all: true, state: Some(state), ..JobFilter::default() };
+    let (per_second, not_older_than, note) = (None, None, None);
+    Job {
+        id,
+        tenant: endpoint.tenant.clone(),
+        spec: JobSpec { kind, filter, per_second, not_older_than, even_overtaken, note, by: "admin".into() },
+        state: JobState::Running,
+        created_at: now,
+        finished_at: None,
+        error: None,
+        parts: vec![JobPart::new(endpoint.tenant.clone(), endpoint.id)],
     }
 }
 

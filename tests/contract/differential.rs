@@ -7,13 +7,14 @@
 //! `POSTHASTE_DIFFERENTIAL_CASES=<number>` as many as you have time for, from
 //! that seed on.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use jiff::Timestamp;
-use posthaste::model::delivery::{DeadCause, DeadlineSource};
+use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventKind, PauseCause};
 use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::TenantId;
+use posthaste::model::job::JobKind;
 use posthaste::model::next_state::NextState;
 use posthaste::store::{BatchMode, Claim, ClaimOutcome, DeliveryChange, EndpointUpdate};
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ use serde_json::json;
 
 use crate::compared_store::{Answer, ComparedStore};
 use crate::fixture::{StoreFixture, at, attempted, ours, tenant};
-use crate::model::{EndpointStep, Model, Name, NewEvent, Snapshot};
+use crate::model::{EndpointStep, JobOrder, Model, Name, NewEvent, Snapshot};
 
 /// How many sequences are run, from the seed 1 on.
 const CASES: u64 = 32;
@@ -60,6 +61,14 @@ enum Command {
         delivery: usize,
         is_in_flight: bool,
         change: DeliveryChange,
+    },
+    /// Makes one step of a job over deliveries of an endpoint.
+    Job {
+        job: JobOrder,
+        endpoint: usize,
+        deliveries: Vec<usize>,
+        /// Whether deliveries in another state are among them, too.
+        is_any_state: bool,
     },
     Endpoint {
         endpoint: usize,
@@ -180,6 +189,17 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         1 => any::<bool>().prop_map(|is_open| EndpointStep::Breaker { is_open }),
         2 => Just(EndpointStep::Delete),
     ];
+    let order = (0..6_usize, any::<bool>()).prop_map(|(n, even_overtaken)| {
+        let (kind, state) = [
+            (JobKind::Replay, DeliveryState::Dead),
+            (JobKind::Replay, DeliveryState::Delivered),
+            (JobKind::Replay, DeliveryState::Cancelled),
+            (JobKind::Retry, DeliveryState::Waiting),
+            (JobKind::Discard, DeliveryState::Dead),
+            (JobKind::Cancel, DeliveryState::Waiting),
+        ][n];
+        JobOrder { kind, state, even_overtaken }
+    });
     let any_number = || 0..1_000_usize;
     let command = prop_oneof![
         8 => (proptest::collection::vec(draft, 1..3), together)
@@ -193,6 +213,9 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         8 => (any_number(), any::<bool>(), change).prop_map(|(delivery, is_in_flight, change)| {
             Command::Change { delivery, is_in_flight, change }
         }),
+        6 => (order, any_number(), proptest::collection::vec(any_number(), 1..6), any::<bool>()).prop_map(
+            |(job, endpoint, deliveries, is_any_state)| Command::Job { job, endpoint, deliveries, is_any_state },
+        ),
         4 => (any_number(), step).prop_map(|(endpoint, step)| Command::Endpoint { endpoint, step }),
         2 => proptest::option::of(by()).prop_map(|by| Command::Expire { by }),
         3 => (1..60_i64).prop_map(|seconds| Command::Wait { seconds }),
@@ -318,6 +341,9 @@ impl Comparison {
                 if let Some(name) = among.get(delivery % among.len().max(1)) {
                     self.change(*name, *change).await?;
                 }
+            }
+            Command::Job { job, endpoint, deliveries, is_any_state } => {
+                self.job(*job, endpoint % self.model.endpoints.len(), deliveries, *is_any_state).await?;
             }
             Command::Endpoint { endpoint, step } => {
                 let (n, now) = (endpoint % self.model.endpoints.len(), self.now);
@@ -504,6 +530,28 @@ impl Comparison {
         agree(&expected, &first, &second)
     }
 
+    /// Makes one step of a job over deliveries of an endpoint, oldest first as jobs do.
+    async fn job(&mut self, job: JobOrder, n: usize, picks: &[usize], is_any_state: bool) -> Result<(), String> {
+        let of_endpoint = self
+            .model
+            .deliveries
+            .iter()
+            .filter(|(name, delivery)| name.endpoint == n && (is_any_state || delivery.state == job.state));
+        let among: Vec<Name> = of_endpoint.map(|(name, _)| *name).collect();
+        if among.is_empty() || self.model.endpoints[n].is_deleted {
+            return Ok(());
+        }
+        let chosen: BTreeSet<Name> = picks.iter().map(|pick| among[pick % among.len()]).collect();
+        let (chosen, now): (Vec<Name>, _) = (chosen.into_iter().collect(), self.now);
+        let expected = self.model.make_job_step(job, &chosen, now);
+        let [embedded, postgres] = &mut self.stores;
+        let (first, second) = tokio::join!(
+            embedded.make_job_step(job, n, &chosen, now, &self.model),
+            postgres.make_job_step(job, n, &chosen, now, &self.model)
+        );
+        agree(&expected, &first, &second)
+    }
+
     /// Ends those whose time is over, or looks again later. Requests that are
     /// open go on, and are settled too late.
     async fn expire(&mut self, by: Option<DeadlineSource>) -> Result<(), String> {
@@ -554,7 +602,7 @@ fn endpoint_event(what: EndpointEventKind, now: Timestamp) -> EndpointEvent {
 
 /// The lines that are not the same, in pairs.
 fn differing(expected: &Snapshot, found: &Snapshot) -> String {
-    let keys: std::collections::BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+    let keys: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
     let differ = keys.into_iter().filter(|key| expected.get(*key) != found.get(*key));
     let line = |line: Option<&String>| line.cloned().unwrap_or_else(|| "nothing".into());
     let pair = |key: &String| format!("  {key}:\n    {}\n    {}\n", line(expected.get(key)), line(found.get(key)));

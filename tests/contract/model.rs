@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, Ordering};
 use posthaste::model::id::TenantId;
+use posthaste::model::job::{JobKind, LeftOut};
 use posthaste::model::next_state::NextState;
 use posthaste::store::{BatchMode, ClaimOutcome, DeliveryChange};
 
@@ -18,7 +19,7 @@ mod answers;
 mod endpoints;
 mod lines;
 
-pub use answers::{Accepted, Effects, Name, NewEvent, Refusal};
+pub use answers::{Accepted, Effects, JobOrder, JobStepMade, Name, NewEvent, Refusal};
 pub use endpoints::{EndpointStep, ModelEndpoint};
 pub use lines::{Snapshot, delivery_line, endpoint_line};
 
@@ -344,6 +345,33 @@ impl Model {
             }
         }
         Ok(effects)
+    }
+
+    /// Makes the change of a job where it is possible, one delivery after the other.
+    pub fn make_job_step(&mut self, job: JobOrder, names: &[Name], now: Timestamp) -> JobStepMade {
+        let change = match job.kind {
+            JobKind::Replay => DeliveryChange::Replay,
+            JobKind::Retry => DeliveryChange::RetryNow,
+            JobKind::Discard => DeliveryChange::Discard,
+            JobKind::Cancel => DeliveryChange::Cancel,
+            JobKind::Backfill | JobKind::Purge => unreachable!("it changes no deliveries"),
+        };
+        let mut made = JobStepMade::default();
+        for name in names {
+            let delivery = &self.deliveries[name];
+            let is_overtaken = delivery.lane.is_some() && delivery.is_passed;
+            let changed = if delivery.state != job.state || (is_overtaken && !job.even_overtaken) {
+                Err(Refusal::WrongState)
+            } else {
+                self.change(*name, change, now)
+            };
+            match changed {
+                Ok(effects) => made.changed.push((*name, effects)),
+                Err(Refusal::Expunged) => *made.left_out.entry(LeftOut::Expunged).or_default() += 1,
+                Err(_) => *made.left_out.entry(LeftOut::WrongState).or_default() += 1,
+            }
+        }
+        made
     }
 
     pub fn expunge(&mut self, tenant: &TenantId, id: &str) -> Result<bool, Refusal> {

@@ -1,10 +1,12 @@
 //! What is asked of the model, and what it answers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
-use posthaste::model::delivery::DeadCause;
+use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::id::TenantId;
+use posthaste::model::job::{JobKind, LeftOut};
 
 /// A delivery's name: its event, counted as they were accepted, and its
 /// endpoint. Stores have ids of their own for it.
@@ -60,6 +62,22 @@ pub struct Effects {
     pub told: Vec<&'static str>,
     pub died: Option<DeadCause>,
     pub is_void: bool,
+}
+
+/// What a job does: with deliveries in this state, and perhaps even with those that
+/// their lane has moved past.
+#[derive(Debug, Clone, Copy)]
+pub struct JobOrder {
+    pub kind: JobKind,
+    pub state: DeliveryState,
+    pub even_overtaken: bool,
+}
+
+/// What a step of a job led to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JobStepMade {
+    pub changed: Vec<(Name, Effects)>,
+    pub left_out: BTreeMap<LeftOut, u64>,
 }
 
 /// Why something was not done.
