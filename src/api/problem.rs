@@ -479,6 +479,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_code_has_one_name_in_json_and_elsewhere() {
+        for code in ProblemCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+        }
+    }
+
+    #[test]
     fn a_problem_of_one_event_of_several_names_the_event() {
         let problem = Problem::of_whole_document(ProblemCode::InvalidField, "is 9 levels deep").about_event();
         assert_eq!(

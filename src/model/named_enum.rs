@@ -29,7 +29,6 @@ pub fn parser<T: NamedEnum + Send + Sync>() -> impl TypedValueParser<Value = T> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::problem::ProblemCode;
     use crate::model::answer::FailureKind;
     use crate::model::attention::AttentionKind;
     use crate::model::audit::AuditAction;
@@ -70,7 +69,6 @@ mod tests {
             in_json::<OnDead>(),
             in_json::<Ordering>(),
             in_json::<Preset>(),
-            in_json::<ProblemCode>(),
             in_json::<Right>(),
             in_json::<SettingOrigin>(),
             in_json::<SignatureProfile>(),
