@@ -28,7 +28,7 @@ use super::problem::{
 use super::query_params::QueryParams;
 use super::rate_limit_headers::{self, RateLimitHeaders};
 use super::trace_headers::given_trace;
-use crate::lifecycle::accept::{Receipt, Submission, accept, accept_over};
+use crate::lifecycle::accept::{Receipt, Submission, accept, accept_spread};
 use crate::model::event::{EventKey, EventType, deeper_than};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::named_enum::NamedEnum;
@@ -295,7 +295,7 @@ pub async fn accept_batch(
     if mode == BatchMode::All && refused.iter().any(Option::is_some) {
         return Err(refuse_batch(refused));
     }
-    let accepted = accept_over(&api.gateway, &tenant.id, submissions, mode, params.spread).await?;
+    let accepted = accept_spread(&api.gateway, &tenant.id, submissions, mode, params.spread).await?;
     let mut outcomes = accepted.into_iter().zip(warnings);
     let outcomes: Vec<Result<ReceiptView, Problem>> = refused
         .into_iter()

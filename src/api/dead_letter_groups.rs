@@ -115,7 +115,7 @@ async fn groups(
     limit: usize,
 ) -> Result<Json<DeadLetterGroupsView>, Problem> {
     let offset = api.gateway.clock.wall_offset();
-    let found = api.gateway.store.dead_letter_groups(tenant, filter.on_engine(offset), limit).await?;
+    let found = api.gateway.store.dead_letter_groups(tenant, filter.to_engine_time(offset), limit).await?;
     let total = DeadLetterTotal {
         count: found.count,
         groups: found.groups,

@@ -95,7 +95,7 @@ impl DeliveryView {
         let outlooks = outlooks(gateway, &deliveries).await;
         let offset = gateway.clock.wall_offset();
         let pairs = deliveries.into_iter().zip(outlooks);
-        pairs.map(|(delivery, outlook)| Self::of(delivery.on_wall(offset), outlook.on_wall(offset))).collect()
+        pairs.map(|(delivery, outlook)| Self::of(delivery.to_wall_time(offset), outlook.to_wall_time(offset))).collect()
     }
 
     fn of(delivery: Delivery, outlook: DeliveryOutlook) -> Self {
@@ -269,8 +269,8 @@ async fn page_of(
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page_request = ask(list, page.limit, page.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
-    let page = api.gateway.store.deliveries(tenant, filter.on_engine(offset), page_request).await?;
-    Ok(Json(shown(api, list, page.on_wall(offset)).await))
+    let page = api.gateway.store.deliveries(tenant, filter.to_engine_time(offset), page_request).await?;
+    Ok(Json(shown(api, list, page.to_wall_time(offset)).await))
 }
 
 /// Returns a page of deliveries as it is shown.

@@ -147,9 +147,9 @@ impl EndpointView {
             tokio::join!(live_statuses(&api.gateway, queries), api.gateway.store.oldest_due(ids));
         let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
         let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
-            let endpoint = (*endpoint).clone().on_wall(offset);
+            let endpoint = (*endpoint).clone().to_wall_time(offset);
             let mut status = statuses[&endpoint.id].clone();
-            status.health = status.health.map(|health| health.on_wall(offset));
+            status.health = status.health.map(|health| health.to_wall_time(offset));
             Self::of(&endpoint, &status, oldest_due.map(|at| offset.wall(at)), now)
         };
         Ok(endpoints.iter().zip(oldest_due?).map(show).collect())

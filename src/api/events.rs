@@ -159,7 +159,7 @@ pub async fn list(
         since: params.since.map(|at| offset.engine(at)),
         until: params.until.map(|at| offset.engine(at)),
     };
-    let page = api.gateway.store.events(&tenant, query, page_request).await?.on_wall(offset);
+    let page = api.gateway.store.events(&tenant, query, page_request).await?.to_wall_time(offset);
     Ok(Json(Page::of("events", page, |record| EventView::of(&api, record))))
 }
 

@@ -26,6 +26,7 @@ use crate::model::setting_in_force::SettingInForce;
 use crate::model::slo_target::SloTarget;
 
 pub mod accept;
+pub mod all_tenants;
 pub mod attention;
 pub mod audit;
 pub mod auth;
@@ -63,7 +64,6 @@ pub mod openapi;
 pub mod operator_sessions;
 pub mod origin;
 pub mod outbox_sink;
-pub mod over_tenants;
 pub mod page;
 pub mod plain_request;
 pub mod policies;
@@ -175,9 +175,9 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(deliveries::list_dead))
         .routes(routes!(dead_letter_groups::of_tenant))
         .routes(routes!(dead_letter_groups::of_all))
-        .routes(routes!(over_tenants::deliveries))
-        .routes(routes!(over_tenants::dead_letters))
-        .routes(routes!(over_tenants::endpoints))
+        .routes(routes!(all_tenants::deliveries))
+        .routes(routes!(all_tenants::dead_letters))
+        .routes(routes!(all_tenants::endpoints))
         .routes(routes!(delivery_changes::replay_dead))
         .routes(routes!(delivery_changes::discard))
         .merge(job_routes())

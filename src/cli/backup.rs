@@ -120,17 +120,23 @@ async fn wait(client: &mut Client, name: &str) -> anyhow::Result<String> {
 
 fn summary_of_manifest(to: &Path, manifest: &BackupManifest) -> String {
     let counts = serde_json::to_value(manifest.counts).unwrap_or_default();
-    told(&to.display().to_string(), manifest.bytes, &manifest.taken_at.to_string(), &counts, &manifest.problems)
+    describe_copy(
+        &to.display().to_string(),
+        manifest.bytes,
+        &manifest.taken_at.to_string(),
+        &counts,
+        &manifest.problems,
+    )
 }
 
 fn summary(backup: &Value) -> String {
     let texts = |field: &str| backup[field].as_array().into_iter().flatten();
     let problems: Vec<String> = texts("problems").filter_map(|text| text.as_str()).map(str::to_owned).collect();
     let (folder, taken_at) = (output::text(backup, "folder"), output::text(backup, "taken_at"));
-    told(&folder, backup["total_bytes"].as_u64().unwrap_or_default(), &taken_at, &backup["counts"], &problems)
+    describe_copy(&folder, backup["total_bytes"].as_u64().unwrap_or_default(), &taken_at, &backup["counts"], &problems)
 }
 
-fn told(folder: &str, bytes: u64, taken_at: &str, counts: &Value, problems: &[String]) -> String {
+fn describe_copy(folder: &str, bytes: u64, taken_at: &str, counts: &Value, problems: &[String]) -> String {
     let mut text = format!(
         "Backed up {} to {folder}, as of {taken_at}: {} events, {} deliveries ({} waiting, {} dead), {} endpoints of {} \
          tenants. The copy was checked.\nThe master key is not in it: keep a copy of that file in another place.",

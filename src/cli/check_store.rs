@@ -33,7 +33,7 @@ pub async fn run(args: CheckStoreArgs) -> anyhow::Result<()> {
     let check = backup::check_store(&settings, args.backup.as_deref()).await?;
     match args.output {
         OutputFormat::Json => output::print(&serde_json::to_string_pretty(&check)?)?,
-        OutputFormat::Table => output::print(&told(&check))?,
+        OutputFormat::Table => output::print(&summary(&check))?,
     }
     if !check.is_sound {
         let broken = check.parts.iter().filter(|part| part.result == CheckResult::Broken).map(|part| part.name);
@@ -46,7 +46,7 @@ pub async fn run(args: CheckStoreArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn told(check: &StoreCheck) -> String {
+fn summary(check: &StoreCheck) -> String {
     let mut lines = vec![format!("Checked {}.", check.store)];
     lines.extend(check.parts.iter().flat_map(lines_of));
     if check.is_sound {
@@ -85,7 +85,7 @@ mod tests {
             CheckedPart::new("key", "it fits").not_checked("no key was given"),
             lanes,
         ];
-        let text = told(&StoreCheck::new("/data".into(), parts));
+        let text = summary(&StoreCheck::new("/data".into(), parts));
         assert!(text.starts_with("Checked /data.\n  ok           pages: they are readable\n"), "{text}");
         assert!(text.contains("\n  not checked  key: no key was given\n  BROKEN       lanes: "), "{text}");
         assert!(text.ends_with("lane 9\n                 and 2 more"), "{text}");

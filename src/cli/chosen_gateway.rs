@@ -98,7 +98,7 @@ impl ChosenGateway {
                 (server, context.token_file.clone(), GatewaySource::Context(name.to_owned()))
             }
             (None, None, None) => match listen {
-                Some(listen) => (reached(listen), None, GatewaySource::SettingsFile),
+                Some(listen) => (server_and_ca(listen), None, GatewaySource::SettingsFile),
                 None => ((parsed(USUAL_SERVER), None), None, GatewaySource::Usual),
             },
         };
@@ -116,7 +116,7 @@ fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<Local
     let token = folder.join("posthaste-data/admin-token");
     let written = AddressFile::read(&folder.join("posthaste-data"));
     if let Some(gateway) = written.filter(|written| is_of_this_machine(&written.address)).or(listen) {
-        return reached(gateway);
+        return server_and_ca(gateway);
     }
     let is_its = |context: &&GatewayContext| context.token_file.as_ref() == Some(&token);
     match contexts.contexts.values().find(is_its) {
@@ -134,7 +134,7 @@ fn is_of_this_machine(address: &SocketAddr) -> bool {
 
 /// Returns how this machine reaches a gateway. Its own certificate is trusted, whatever
 /// name that has: the address is one of this machine.
-fn reached(gateway: LocalGateway) -> ServerAndCa {
+fn server_and_ca(gateway: LocalGateway) -> ServerAndCa {
     (parsed(&gateway.url()), gateway.certificate)
 }
 

@@ -253,7 +253,7 @@ impl Client {
             ),
             Error::Unreachable { source, .. } => format!("{server} cannot be reached: {source}; check --server"),
             Error::Timeout { timeout, .. } => format!("no answer from {server} within {}; see its logs", Span(timeout)),
-            other => told(&other),
+            other => describe_error(&other),
         }
     }
 
@@ -297,7 +297,7 @@ struct NotFoundProblem {
 }
 
 /// Says why a call failed; a failure of TLS in the words of an attempt's.
-pub fn told(problem: &Error) -> String {
+pub fn describe_error(problem: &Error) -> String {
     let Error::Tls { server, source } = problem else { return problem.to_string() };
     let why = match tls::fault(source) {
         Some(TlsFault::NotTls(fault)) => format!("{fault}; if it is plain http, write http:// instead of https://"),
@@ -315,7 +315,7 @@ pub fn told(problem: &Error) -> String {
 pub async fn fetch_link(link: &str) -> anyhow::Result<Bytes> {
     let url = server_url(link).map_err(|problem| anyhow!("{link:?} is not a link: {problem}"))?;
     let answer = exchange(&url, Request::new(Full::default()), FETCH_TIMEOUT).await;
-    let answer = answer.map_err(|problem| anyhow!(told(&problem)))?;
+    let answer = answer.map_err(|problem| anyhow!(describe_error(&problem)))?;
     match answer.status() {
         StatusCode::OK => Ok(answer.into_body()),
         status => match serde_json::from_slice::<Problem>(answer.body()) {

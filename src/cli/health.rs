@@ -47,7 +47,7 @@ pub async fn run(args: HealthArgs) -> anyhow::Result<()> {
             let why = body["status"].as_str().or(body["detail"].as_str()).unwrap_or_default();
             bail!("{url} answered {}: {}", answer.status(), output::clean(why))
         }
-        Err(problem) => bail!("{}", client::told(&problem)),
+        Err(problem) => bail!("{}", client::describe_error(&problem)),
     }
 }
 

@@ -43,11 +43,11 @@ pub async fn run(args: RestoreArgs) -> anyhow::Result<()> {
     let report = backup::restore(&settings, &from).await?;
     match args.output {
         OutputFormat::Json => output::print(&serde_json::to_string_pretty(&report)?),
-        OutputFormat::Table => output::print(&told(&report)),
+        OutputFormat::Table => output::print(&summary(&report)),
     }
 }
 
-fn told(report: &RestoreReport) -> String {
+fn summary(report: &RestoreReport) -> String {
     let mut lines = vec![format!(
         "Restored {} to {}: the store is as it was at {}.",
         report.from.display(),

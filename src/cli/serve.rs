@@ -62,7 +62,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         stop.notify_one();
     };
-    let _address = AddressFile::write(&settings.data.0, &served_at(&app, &settings));
+    let _address = AddressFile::write(&settings.data.0, &local_gateway(&app, &settings));
     print_banner(&app, &settings);
 
     if !is_stopped {
@@ -79,7 +79,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 /// Returns where commands on this machine reach the gateway.
-fn served_at(app: &App, settings: &Settings) -> LocalGateway {
+fn local_gateway(app: &App, settings: &Settings) -> LocalGateway {
     let certificate = settings.tls_files().map(|(certificate, _)| certificate.to_owned());
     LocalGateway { address: app.address, certificate }
 }
@@ -115,7 +115,7 @@ fn context_notice(app: &App, settings: &Settings) -> String {
     if !std::io::stdout().is_terminal() {
         return String::new();
     }
-    match remember_gateway(&served_at(app, settings), &settings.data.0) {
+    match remember_gateway(&local_gateway(app, settings), &settings.data.0) {
         Ok(None) => String::new(),
         Ok(Some(name)) => format!("Commands find it from any folder, as context {name} (posthaste context).\n"),
         Err(problem) => format!("Commands find it from this folder alone: {problem:#}\n"),

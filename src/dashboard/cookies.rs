@@ -64,7 +64,7 @@ impl SessionCookie {
 /// Whether pages are light or dark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, strum::IntoStaticStr, strum::EnumString)]
 #[strum(serialize_all = "snake_case")]
-pub enum Look {
+pub enum ThemeChoice {
     /// As the browser says.
     #[default]
     Auto,
@@ -76,7 +76,7 @@ pub enum Look {
 
 const LOOK: &str = "posthaste-look";
 
-impl Look {
+impl ThemeChoice {
     /// Returns the look that a browser has chosen.
     pub fn of(headers: &HeaderMap) -> Self {
         cookies(headers).find(|(name, _)| *name == LOOK).and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
@@ -141,9 +141,9 @@ mod tests {
 
     #[test]
     fn a_look_is_one_of_three() {
-        let look = |cookie: &str| Look::of(&request("h", cookie).headers);
-        assert_eq!(look("posthaste-look=dark"), Look::Dark);
-        assert_eq!(look("posthaste-look=\"><script>"), Look::Auto);
-        assert_eq!(look(""), Look::Auto);
+        let look = |cookie: &str| ThemeChoice::of(&request("h", cookie).headers);
+        assert_eq!(look("posthaste-look=dark"), ThemeChoice::Dark);
+        assert_eq!(look("posthaste-look=\"><script>"), ThemeChoice::Auto);
+        assert_eq!(look(""), ThemeChoice::Auto);
     }
 }

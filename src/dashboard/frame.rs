@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::assets;
-use super::cookies::Look;
+use super::cookies::ThemeChoice;
 use super::flash;
 use crate::api::sign_in::PageSession;
 use crate::model::portal_theme::ThemeMode;
@@ -31,7 +31,7 @@ pub struct Frame {
     /// Path of the page below the root of its site, for the sign-in's way back.
     pub path: String,
     /// Light, dark, or as the browser says.
-    pub look: Look,
+    pub look: ThemeChoice,
     /// Name of the product, or of the portal.
     pub brand: String,
     /// Tenant of the portal.
@@ -56,7 +56,7 @@ pub struct Frame {
 
 impl Frame {
     /// Builds the frame of a page at `path`, which begins with a slash.
-    pub fn new(site: Site, path: &str, look: Look, session: Option<&PageSession>, done: &str) -> Self {
+    pub fn new(site: Site, path: &str, look: ThemeChoice, session: Option<&PageSession>, done: &str) -> Self {
         let inner = match site {
             Site::Operator => path,
             Site::Portal => path.strip_prefix("/portal").unwrap_or(path),
@@ -69,8 +69,8 @@ impl Frame {
         };
         let theme = session.and_then(PageSession::theme);
         let look = match (look, theme.and_then(|theme| theme.mode)) {
-            (Look::Auto, Some(ThemeMode::Light)) => Look::Light,
-            (Look::Auto, Some(ThemeMode::Dark)) => Look::Dark,
+            (ThemeChoice::Auto, Some(ThemeMode::Light)) => ThemeChoice::Light,
+            (ThemeChoice::Auto, Some(ThemeMode::Dark)) => ThemeChoice::Dark,
             (look, _) => look,
         };
         Self {

@@ -20,7 +20,7 @@ use http::Method;
 use crate::api::SharedApiState;
 use crate::api::sign_in::PageSession;
 use crate::model::sign_in::Site;
-use cookies::Look;
+use cookies::ThemeChoice;
 use frame::Frame;
 
 pub mod api_caller;
@@ -34,6 +34,7 @@ pub mod flash;
 pub mod forms;
 pub mod frame;
 pub mod json_layout;
+pub mod linked_sentence;
 pub mod page_answer;
 pub mod page_cache;
 pub mod page_error;
@@ -46,7 +47,6 @@ pub mod serve_page;
 pub mod shown_delivery;
 mod sign_in_pages;
 pub mod tail_rows;
-pub mod told;
 pub mod transport;
 pub mod words;
 
@@ -66,7 +66,7 @@ pub struct Dashboard {
 
 impl Dashboard {
     /// Builds the frame of a page at `path`, which begins with a slash.
-    fn frame(&self, site: Site, path: &str, look: Look, session: Option<&PageSession>, done: &str) -> Frame {
+    fn frame(&self, site: Site, path: &str, look: ThemeChoice, session: Option<&PageSession>, done: &str) -> Frame {
         let frame_origins = match site {
             Site::Operator => String::new(),
             Site::Portal => self.portal_origins.join(" "),

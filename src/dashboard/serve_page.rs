@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use super::Dashboard;
 use super::api_caller::ApiCaller;
 use super::context::PageContext;
-use super::cookies::Look;
+use super::cookies::ThemeChoice;
 use super::forms::FormValues;
 use super::frame::Frame;
 use super::page_answer::PageAnswer;
@@ -42,7 +42,7 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
     let id = RequestId::of(&request.headers, rand::random());
     let site = page.site;
     let transport = dashboard.reach.of(&request);
-    let look = Look::of(&request.headers);
+    let look = ThemeChoice::of(&request.headers);
     let path = request.uri.path().to_owned();
     let signed_in = match find_session(&dashboard, site, transport, &request).await {
         Ok(Some(signed_in)) => signed_in,
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn what_the_layout_prints_of_a_session_is_shared_with_nobody_else() {
         let uri = Uri::from_static("/portal/endpoints");
-        let frame = Frame::new(Site::Portal, uri.path(), Look::Auto, None, "");
+        let frame = Frame::new(Site::Portal, uri.path(), ThemeChoice::Auto, None, "");
         let key = |frame: &Frame| cache_key(&uri, frame, &[], None);
         let named = Frame { signed_in_as: "the shop".into(), ..frame.clone() };
         let led = |to: &str| Frame { return_url: Some(to.into()), ..named.clone() };

@@ -15,7 +15,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tracing::info;
 
-use super::cookies::{Look, SessionCookie};
+use super::cookies::{SessionCookie, ThemeChoice};
 use super::frame::Frame;
 use super::page_error::PageError;
 use super::page_response::{SignedIn, client, error_page, fill_in, find_session, html_response, lead_to, read_form};
@@ -72,7 +72,7 @@ pub fn ask_to_sign_in(
 ) -> Response {
     let problem = (*method != Method::GET).then(|| "your sign-in has ended, and nothing was changed".to_owned());
     let next = if *method == Method::GET { address_of(request) } else { String::new() };
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let page = SignInPage { frame, next, problem, is_refused: transport == BrowserTransport::Plain };
     answer(dashboard, site, StatusCode::UNAUTHORIZED, &page)
 }
@@ -87,7 +87,7 @@ fn address_of(request: &Parts) -> String {
 pub async fn show(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, _) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let page =
         SignInPage { frame, next: String::new(), problem: None, is_refused: transport == BrowserTransport::Plain };
     answer(&dashboard, site, StatusCode::OK, &page)
@@ -97,7 +97,7 @@ pub async fn show(dashboard: Arc<Dashboard>, request: Request) -> Response {
 pub async fn begin(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
         Err(problem) => return error_page(&dashboard, &frame, &problem, None),
@@ -118,7 +118,7 @@ pub async fn begin(dashboard: Arc<Dashboard>, request: Request) -> Response {
 pub async fn enter(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, _) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     answer(
         &dashboard,
         site,
@@ -131,7 +131,7 @@ pub async fn enter(dashboard: Arc<Dashboard>, request: Request) -> Response {
 pub async fn redeem(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
         Err(problem) => return error_page(&dashboard, &frame, &problem, None),
@@ -155,7 +155,7 @@ pub async fn redeem(dashboard: Arc<Dashboard>, request: Request) -> Response {
 pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let id = RequestId::of(&request.headers, rand::random());
     let ended = async {
         let Some(SignedIn { session, secret }) = find_session(&dashboard, site, transport, &request).await? else {
@@ -190,12 +190,12 @@ pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
 pub async fn choose_look(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
     let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
-    let frame = dashboard.frame(site, request.uri.path(), Look::of(&request.headers), None, "");
+    let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
         Err(problem) => return error_page(&dashboard, &frame, &problem, None),
     };
-    let look: Look = form.get("look").parse().unwrap_or_default();
+    let look: ThemeChoice = form.get("look").parse().unwrap_or_default();
     let mut response = lead_to(&format!("{}{}", frame.root, known_page(form.get("next"), site)));
     response.headers_mut().append(SET_COOKIE, look.set(transport));
     security_headers::add(response.headers_mut(), site, &dashboard.portal_origins);

@@ -183,13 +183,13 @@ pub async fn accept(
     submissions: Vec<Submission>,
     mode: BatchMode,
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
-    accept_over(gateway, tenant, submissions, mode, None).await
+    accept_spread(gateway, tenant, submissions, mode, None).await
 }
 
 /// Accepts events as [`accept`] does. If `spread` is given, the first attempts
 /// of events without a key are spread over it at random, so that a batch does
 /// not go out all at once.
-pub async fn accept_over(
+pub async fn accept_spread(
     gateway: &Gateway,
     tenant: &TenantId,
     submissions: Vec<Submission>,

@@ -77,8 +77,8 @@ async fn about_endpoints(gateway: &Gateway, tenant: Option<&TenantId>) -> Vec<At
     for endpoint in endpoints {
         let status = statuses.get(&endpoint.id);
         let live = status.and_then(|status| status.health.clone());
-        let endpoint = Endpoint::clone(&endpoint).on_wall(offset);
-        let health = live.map(|health| health.on_wall(offset)).unwrap_or_else(|| endpoint.health.clone());
+        let endpoint = Endpoint::clone(&endpoint).to_wall_time(offset);
+        let health = live.map(|health| health.to_wall_time(offset)).unwrap_or_else(|| endpoint.health.clone());
         let facts = EndpointFacts {
             endpoint: &endpoint,
             health: &health,

@@ -36,9 +36,9 @@ pub async fn explain_delivery(
     }
     // Told in wall time, as attempts are recorded.
     let offset = gateway.clock.wall_offset();
-    let outlook = outlook(gateway, &delivery).await.on_wall(offset);
-    let delivery = delivery.on_wall(offset);
-    let endpoint = endpoint.map(|endpoint| Arc::unwrap_or_clone(endpoint).on_wall(offset));
+    let outlook = outlook(gateway, &delivery).await.to_wall_time(offset);
+    let delivery = delivery.to_wall_time(offset);
+    let endpoint = endpoint.map(|endpoint| Arc::unwrap_or_clone(endpoint).to_wall_time(offset));
     Ok(explain(&ExplanationFacts {
         delivery: &delivery,
         attempts: &attempts,

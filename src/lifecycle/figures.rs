@@ -249,7 +249,7 @@ impl FigureRecorder {
             for ((endpoint, mut figures), oldest_due_ms) in endpoints.into_iter().zip(oldest) {
                 figures.waiting = self.gateway.store.waiting(Some(endpoint)).unwrap_or(0);
                 figures.oldest_due_ms = oldest_due_ms;
-                sums.figures = sums.figures.beside(&figures);
+                sums.figures = sums.figures.merged_with(&figures);
                 sums.failing.count(endpoint, figures.failed_attempts());
                 let scope = FigureScope::Endpoint(tenant.clone(), endpoint);
                 rows.push(FigureRow { scope, figures, types: TypeFigures::default(), failing: Default::default() });
@@ -298,7 +298,7 @@ fn rows_of_sums(tenants: HashMap<TenantId, TenantSums>) -> Vec<FigureRow> {
     let mut rows = Vec::with_capacity(tenants.len() + 1);
     for (tenant, sums) in tenants {
         if !tenant.is_system() {
-            all.figures = all.figures.beside(&sums.figures);
+            all.figures = all.figures.merged_with(&sums.figures);
             all.types.add(&sums.types);
             all.failing.add(&sums.failing);
         }

@@ -117,7 +117,7 @@ impl JobRunner {
         let behind = still.iter().filter(|one| one.is_behind).count();
         let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace::new(now));
         let room = pace.room(&job.spec, endpoint.as_deref(), (still.len() - behind, behind), now);
-        let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
+        let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
         let picker = PartPicker { job, filter: &filter, is_deleted: endpoint.is_none(), now };
         let is_in_flight = |id: DeliveryId| gateway.dispatcher.is_in_flight(part.endpoint, id);
         let is_stuck = part.is_read && ended.is_empty() && is_stuck(gateway, part, &still).await?;

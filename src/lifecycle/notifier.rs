@@ -87,7 +87,7 @@ impl Notifier {
     }
 
     /// Tells the self-test that an attempt of it was settled. It is not counted.
-    pub fn tell_self_test(&self) {
+    pub fn report_self_test(&self) {
         self.0.self_test.notify_one();
     }
 

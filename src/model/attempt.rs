@@ -113,7 +113,7 @@ pub struct Decision {
 
 impl Decision {
     /// Returns the same decision with its times converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         Self {
             budget: self.budget.map(|budget| Budget { give_up_at: offset.wall(budget.give_up_at), ..budget }),
             next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),

@@ -148,7 +148,7 @@ pub struct GroupFilter {
 
 impl GroupFilter {
     /// Returns the same filter with its times converted to engine time.
-    pub fn on_engine(self, offset: WallOffset) -> Self {
+    pub fn to_engine_time(self, offset: WallOffset) -> Self {
         let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
         Self { finished_since: engine(self.finished_since), finished_until: engine(self.finished_until), ..self }
     }

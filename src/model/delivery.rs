@@ -162,7 +162,7 @@ pub struct DeliveryOutlook {
 
 impl DeliveryOutlook {
     /// Returns the same value with its times converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         Self {
             next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),
             end: self.end.map(|end| DeliveryDeadline { at: offset.wall(end.at), ..end }),
@@ -357,7 +357,7 @@ pub struct Delivery {
 
 impl Delivery {
     /// Returns the same value with its times converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         let wall = |at: Timestamp| offset.wall(at);
         Self {
             due_at: wall(self.due_at),

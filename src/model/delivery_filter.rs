@@ -59,7 +59,7 @@ impl DeliveryFilter {
     }
 
     /// Returns the same filter with its times converted to engine time.
-    pub fn on_engine(self, offset: WallOffset) -> Self {
+    pub fn to_engine_time(self, offset: WallOffset) -> Self {
         let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
         Self {
             since: engine(self.since),

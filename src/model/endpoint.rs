@@ -110,12 +110,12 @@ impl EndpointState {
 
 impl Endpoint {
     /// Returns the same endpoint with its times converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         let wall = |at: Timestamp| offset.wall(at);
         Self {
             status: EndpointStatus { since: wall(self.status.since), ..self.status },
             quiet_until: self.quiet_until.map(wall),
-            health: self.health.on_wall(offset),
+            health: self.health.to_wall_time(offset),
             mailed_at: self.mailed_at.map(wall),
             created_at: wall(self.created_at),
             updated_at: wall(self.updated_at),
@@ -164,7 +164,7 @@ impl Endpoint {
     /// it was paused or disabled, and, if its breaker pauses their age, the time in
     /// which that was open.
     pub fn held(&self, now: Timestamp) -> Duration {
-        self.status.held(now) + self.health.unaged(&self.settings.breaker, self.called_until(now))
+        self.status.held(now) + self.health.time_excluded_from_age(&self.settings.breaker, self.called_until(now))
     }
 
     /// Whether its deliveries age at present.

@@ -231,7 +231,7 @@ impl WindowFigures {
     /// Returns the sum with the figures of another endpoint or another counter in
     /// the same window.
     #[must_use]
-    pub fn beside(mut self, other: &Self) -> Self {
+    pub fn merged_with(mut self, other: &Self) -> Self {
         let oldest_due_ms = self.oldest_due_ms.max(other.oldest_due_ms);
         self.add_slots(other);
         self.oldest_due_ms = oldest_due_ms;
@@ -352,8 +352,8 @@ mod tests {
 
         #[test]
         fn sums_do_not_depend_on_the_order_of_adding(a in figures(), b in figures(), c in figures()) {
-            prop_assert_eq!(a.clone().beside(&b).beside(&c), a.clone().beside(&b.clone().beside(&c)));
-            prop_assert_eq!(a.clone().beside(&b), b.clone().beside(&a));
+            prop_assert_eq!(a.clone().merged_with(&b).merged_with(&c), a.clone().merged_with(&b.clone().merged_with(&c)));
+            prop_assert_eq!(a.clone().merged_with(&b), b.clone().merged_with(&a));
             prop_assert_eq!(a.clone().followed_by(&b).followed_by(&c), a.clone().followed_by(&b.clone().followed_by(&c)));
         }
 

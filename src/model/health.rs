@@ -114,7 +114,7 @@ pub enum BreakerState {
 
 impl EndpointHealth {
     /// Returns the same health with its times converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         let wall = |at: Option<Timestamp>| at.map(|at| offset.wall(at));
         let phase = match self.phase {
             BreakerPhase::Open { until } => BreakerPhase::Open { until: wall(until) },
@@ -213,7 +213,7 @@ impl EndpointHealth {
 
     /// Returns for how long deliveries have not aged in all because the breaker was
     /// open, until this time.
-    pub fn unaged(&self, breaker: &BreakerSettings, now: Timestamp) -> Duration {
+    pub fn time_excluded_from_age(&self, breaker: &BreakerSettings, now: Timestamp) -> Duration {
         let before = Duration::from_millis(self.unaged_ms);
         match (self.phase, self.since) {
             (BreakerPhase::Open { .. }, Some(since)) if breaker.pauses_age => before + elapsed(since, now),
@@ -224,7 +224,7 @@ impl EndpointHealth {
     /// Adds the time that ends with an open breaker to [`EndpointHealth::unaged_ms`];
     /// the phase changes next.
     pub fn end_open(&mut self, breaker: &BreakerSettings, now: Timestamp) {
-        self.unaged_ms = u64::try_from(self.unaged(breaker, now).as_millis()).unwrap_or(u64::MAX);
+        self.unaged_ms = u64::try_from(self.time_excluded_from_age(breaker, now).as_millis()).unwrap_or(u64::MAX);
     }
 
     /// Returns a fresh start with a ramp: after a pause, another URL, or when a

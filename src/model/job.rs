@@ -589,7 +589,7 @@ mod tests {
     fn ids_are_compared_in_order() {
         let wanted = dead().delivery.id;
         let ids = [3, 9, 4].map(|n| DeliveryId::mint(at(20), n)).into_iter().chain([wanted]).collect();
-        let filter = JobFilter { ids, ..Default::default() }.on_engine(WallOffset::default());
+        let filter = JobFilter { ids, ..Default::default() }.to_engine_time(WallOffset::default());
         assert!(filter.matches(&dead().delivery));
         let other = Delivery { id: DeliveryId::mint(at(20), 5), ..dead().delivery };
         assert!(!filter.matches(&other));

@@ -83,7 +83,7 @@ impl JobFilter {
 
     /// Returns the same filter with its times converted to engine time, and its ids in
     /// order, as [`JobFilter::matches`] needs them.
-    pub fn on_engine(mut self, offset: WallOffset) -> Self {
+    pub fn to_engine_time(mut self, offset: WallOffset) -> Self {
         let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
         self.ids.sort();
         Self {

@@ -102,7 +102,7 @@ impl<T> ListPage<T> {
     }
 
     /// Returns the same page with its own time converted to wall time.
-    pub fn on_wall(self, offset: WallOffset) -> Self {
+    pub fn to_wall_time(self, offset: WallOffset) -> Self {
         Self { looked_back_to: self.looked_back_to.map(|at| offset.wall(at)), ..self }
     }
 

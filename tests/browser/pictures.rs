@@ -95,7 +95,7 @@ async fn with_history(mut gateway: Gateway, endpoints: [&str; 3], now: Timestamp
         let mut sum = WindowFigures::default();
         for window in windows {
             let figures = counted(&window);
-            sum = sum.beside(&figures);
+            sum = sum.merged_with(&figures);
             write(&store, writer, at, window.scope, figures).await;
         }
         write(&store, writer, at, FigureScope::Tenant(default()), sum.clone()).await;

@@ -40,6 +40,7 @@ mod servers;
 
 mod accept;
 mod access;
+mod all_tenants;
 mod backfill;
 mod catalog;
 mod change;
@@ -59,7 +60,6 @@ mod lanes;
 mod model;
 mod newer_records;
 mod operational_events;
-mod over_tenants;
 mod overdue;
 mod purge;
 mod settle;

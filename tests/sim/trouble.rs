@@ -335,9 +335,9 @@ fn in_an_outage_longer_than_max_age_what_was_tried_dies_unless_the_breaker_pause
                 assert_eq!((delivery.state, delivery.cause), expected, "{before}, pauses_age {pauses_age}");
                 assert_eq!(sim.delivery(&during).await.state, DeliveryState::Delivered, "{during}");
             }
-            let unaged = Duration::from_millis(sim.endpoint().health.unaged_ms);
+            let time_excluded_from_age = Duration::from_millis(sim.endpoint().health.unaged_ms);
             let outage = if pauses_age { 4 * DAY - MINUTE..4 * DAY + 11 * MINUTE } else { Duration::ZERO..MINUTE };
-            assert!(outage.contains(&unaged), "{unaged:?}");
+            assert!(outage.contains(&time_excluded_from_age), "{time_excluded_from_age:?}");
         });
     }
 }

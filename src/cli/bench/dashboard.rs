@@ -72,7 +72,7 @@ pub async fn run(args: DashboardBenchArgs) -> anyhow::Result<()> {
     let pages = viewers::pages(&group).await?;
     let duration = Duration::from_secs(args.seconds);
     let mut times = viewers::open_all(&group, &pages).await?;
-    viewers::look(viewers::start(&group, &pages, args.viewers, duration), &mut times).await?;
+    viewers::view_pages(viewers::start(&group, &pages, args.viewers, duration), &mut times).await?;
     let mut ratios = Vec::new();
     for _ in 0..args.pairs {
         let without = cpu_micros(&group, &receiver, args.load_seconds()).await?;

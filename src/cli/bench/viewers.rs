@@ -171,7 +171,7 @@ pub async fn open_all(group: &GatewayGroup, pages: &[BenchPage]) -> anyhow::Resu
 }
 
 /// Lets these people look until they are done, and adds how long each page took.
-pub async fn look(mut viewers: Viewers, all: &mut TimesByPage) -> anyhow::Result<()> {
+pub async fn view_pages(mut viewers: Viewers, all: &mut TimesByPage) -> anyhow::Result<()> {
     while let Some(seen) = viewers.join_next().await {
         for (name, times) in seen?? {
             match all.get_mut(&name) {
@@ -190,12 +190,12 @@ pub fn start(group: &GatewayGroup, pages: &[BenchPage], count: usize, duration: 
     let until = Instant::now() + duration;
     for number in 0..count {
         let (address, pages) = (group.node(number).address(), pages.to_vec());
-        viewers.spawn(async move { look_around(address, &pages, number, until).await });
+        viewers.spawn(async move { view_in_turn(address, &pages, number, until).await });
     }
     viewers
 }
 
-async fn look_around(
+async fn view_in_turn(
     address: SocketAddr,
     pages: &[BenchPage],
     number: usize,

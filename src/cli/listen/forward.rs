@@ -16,7 +16,7 @@ use url::Url;
 
 use super::record::ReceivedRequest;
 use super::shown_body::shown_body;
-use crate::cli::client::told;
+use crate::cli::client::describe_error;
 use crate::cli::output::clean;
 use crate::model::span::Span;
 
@@ -51,7 +51,7 @@ impl Forwarder {
         *request.headers_mut() = end_to_end(&received.headers);
         let began = Instant::now();
         let answer = exchange(&self.url, request, FORWARD_TIMEOUT).await;
-        let answer = answer.map_err(|problem| format!("{} did not answer: {}", self.url, told(&problem)));
+        let answer = answer.map_err(|problem| format!("{} did not answer: {}", self.url, describe_error(&problem)));
         ForwardedRequest { answer, took: began.elapsed() }
     }
 }

@@ -19,10 +19,10 @@ use url::Url;
 
 use self::forward::Forwarder;
 use self::ledger::RequestLedger;
+use self::re_sign::ReplaySigner;
 use self::receiver::ListenReceiver;
 use self::record::{Recorder, read_recording};
 use self::script::{AnswerScript, ReplyAction, ScriptedReply};
-use self::sign_anew::ReplaySigner;
 use super::contexts_file::server_url;
 use super::failure::{CommandFailure, ExitReason};
 use super::output::print;
@@ -32,12 +32,12 @@ use crate::model::span::Span;
 
 pub mod forward;
 pub mod ledger;
+mod re_sign;
 pub mod receiver;
 pub mod record;
 pub mod script;
 pub mod show;
 mod shown_body;
-mod sign_anew;
 
 /// Where to listen, and how to behave.
 #[derive(Debug, clap::Args)]

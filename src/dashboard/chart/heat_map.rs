@@ -38,8 +38,8 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
             shown.push('…');
         }
         let _ = write!(svg, "<text x=\"0\" y=\"{:.0}\">{}</text><g>", y + 12.0, escape(&shown));
-        let looks: Vec<Option<CellLook>> = row.steps.iter().map(|cell| cell.map(CellLook::of)).collect();
-        for look in CellLook::ALL {
+        let looks: Vec<Option<CellStyle>> = row.steps.iter().map(|cell| cell.map(CellStyle::of)).collect();
+        for look in CellStyle::ALL {
             let cells = runs(&looks, look, left, each, y + cell_height / 2.0 - 1.0);
             if !cells.is_empty() {
                 let (class, opacity) = look.shown();
@@ -74,7 +74,7 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
 
 /// Writes the cells of a row that look the same: neighbours are one line, which
 /// its dashes divide into cells.
-fn runs(looks: &[Option<CellLook>], look: CellLook, left: f64, each: f64, y: f64) -> String {
+fn runs(looks: &[Option<CellStyle>], look: CellStyle, left: f64, each: f64, y: f64) -> String {
     let (mut cells, mut place) = (String::new(), 0);
     while place < looks.len() {
         let count = looks[place..].iter().take_while(|other| **other == Some(look)).count();
@@ -88,7 +88,7 @@ fn runs(looks: &[Option<CellLook>], look: CellLook, left: f64, each: f64, y: f64
 
 /// How a cell looks: how much of what was tried failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CellLook {
+enum CellStyle {
     Idle,
     Good,
     SomeFailed,
@@ -96,7 +96,7 @@ enum CellLook {
     AllFailed,
 }
 
-impl CellLook {
+impl CellStyle {
     const ALL: [Self; 5] = [Self::Idle, Self::Good, Self::SomeFailed, Self::ManyFailed, Self::AllFailed];
 
     fn of((attempts, failures): (f64, f64)) -> Self {
@@ -127,9 +127,9 @@ mod tests {
 
     #[test]
     fn neighbours_that_look_alike_are_one_line() {
-        let good = Some(CellLook::Good);
-        let looks = [good, good, None, Some(CellLook::AllFailed), good];
-        assert_eq!(runs(&looks, CellLook::Good, 100.0, 10.0, 5.0), "M100 5h19M140 5h9");
+        let good = Some(CellStyle::Good);
+        let looks = [good, good, None, Some(CellStyle::AllFailed), good];
+        assert_eq!(runs(&looks, CellStyle::Good, 100.0, 10.0, 5.0), "M100 5h19M140 5h9");
     }
 
     #[test]

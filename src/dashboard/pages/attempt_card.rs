@@ -8,8 +8,8 @@ use serde::Deserialize;
 use crate::dashboard::chart::phases::{PhaseTimes, phase_span};
 use crate::dashboard::chart::{ChartTone, Svg};
 use crate::dashboard::json_layout::{escaped_len, fitting, with_hidden_named};
+use crate::dashboard::linked_sentence::LinkedSentence;
 use crate::dashboard::shown_delivery::ShownFailure;
-use crate::dashboard::told::ToldSentence;
 use crate::dashboard::words;
 use crate::model::verdict::Verdict;
 
@@ -129,7 +129,7 @@ pub struct AttemptCard {
     /// The attempt itself.
     pub attempt: ShownAttempt,
     /// What came of it, and why.
-    pub sentences: Vec<ToldSentence>,
+    pub sentences: Vec<LinkedSentence>,
     /// Beginning of the body that was received, as far as the page has room.
     pub body: String,
     /// What is to be said about the rest of the body; empty for nothing.
@@ -189,7 +189,7 @@ impl AttemptCard {
 }
 
 /// Builds cards of attempts. `sentences` explains attempts by their number.
-pub fn cards(attempts: Vec<ShownAttempt>, mut sentences: impl FnMut(u32) -> Vec<ToldSentence>) -> Vec<AttemptCard> {
+pub fn cards(attempts: Vec<ShownAttempt>, mut sentences: impl FnMut(u32) -> Vec<LinkedSentence>) -> Vec<AttemptCard> {
     let mut room = BODY_BYTES_MAX;
     let mut cards = Vec::new();
     for attempt in attempts {

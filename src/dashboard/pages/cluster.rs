@@ -13,13 +13,13 @@ use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
 
 #[derive(Deserialize)]
-struct FoundCluster {
-    nodes: Vec<FoundNode>,
-    shards: Vec<FoundShard>,
+struct ClusterResponse {
+    nodes: Vec<NodeResponse>,
+    shards: Vec<ShardResponse>,
 }
 
 #[derive(Deserialize)]
-struct FoundNode {
+struct NodeResponse {
     id: String,
     name: String,
     shards: usize,
@@ -29,16 +29,16 @@ struct FoundNode {
 }
 
 #[derive(Deserialize)]
-struct FoundShard {
+struct ShardResponse {
     shard: u16,
     node: Option<String>,
     epoch: u64,
     lag_ms: u64,
-    held_ms: Option<FoundHeld>,
+    held_ms: Option<HeldResponse>,
 }
 
 #[derive(Deserialize, Default)]
-struct FoundHeld {
+struct HeldResponse {
     breaker: u64,
     pause: u64,
     disabled: u64,
@@ -46,7 +46,7 @@ struct FoundHeld {
     rate: u64,
 }
 
-impl FoundNode {
+impl NodeResponse {
     /// Says whether its lease lasts, without the milliseconds that change with every look.
     fn lease(&self) -> (&'static str, &'static str) {
         match self.lease_ms {
@@ -64,7 +64,7 @@ impl FoundNode {
 
 /// One row of the table of nodes.
 struct NodeRow {
-    node: FoundNode,
+    node: NodeResponse,
     colour: usize,
     lag_ms: u64,
     did_answer: bool,
@@ -80,7 +80,7 @@ struct ClusterPage {
     silent: Vec<String>,
     ownerless: usize,
     held: Vec<(&'static str, String)>,
-    slowest: Vec<FoundShard>,
+    slowest: Vec<ShardResponse>,
     lag_ms: u64,
 }
 
@@ -96,7 +96,7 @@ impl NodeRow {
     }
 }
 
-impl FoundShard {
+impl ShardResponse {
     fn lag(&self) -> String {
         lag_words(self.lag_ms)
     }
@@ -112,7 +112,7 @@ const COLOURS: usize = 6;
 
 /// Shows the nodes and the shards.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
-    let FoundCluster { nodes, mut shards } = page.api.get("/v1/cluster").await?;
+    let ClusterResponse { nodes, mut shards } = page.api.get("/v1/cluster").await?;
     let map = shard_map(&nodes, &shards);
     let ownerless = shards.iter().filter(|shard| shard.node.is_none()).count();
     let lag_ms = shards.iter().map(|shard| shard.lag_ms).max().unwrap_or(0);
@@ -132,8 +132,8 @@ fn summary(nodes: usize, owned: usize, all: usize) -> String {
     if owned == all { format!("{nodes} all {all} shards.") } else { format!("{nodes} {owned} of {all} shards.") }
 }
 
-fn row_of(number: usize, node: FoundNode, shards: &[FoundShard]) -> NodeRow {
-    let own: Vec<&FoundShard> = shards.iter().filter(|shard| shard.node.as_deref() == Some(&*node.id)).collect();
+fn row_of(number: usize, node: NodeResponse, shards: &[ShardResponse]) -> NodeRow {
+    let own: Vec<&ShardResponse> = shards.iter().filter(|shard| shard.node.as_deref() == Some(&*node.id)).collect();
     let lag_ms = own.iter().map(|shard| shard.lag_ms).max().unwrap_or(0);
     // An owner that does not answer in time leaves what is held of its shards unknown.
     let did_answer = own.iter().all(|shard| shard.held_ms.is_some());
@@ -141,8 +141,8 @@ fn row_of(number: usize, node: FoundNode, shards: &[FoundShard]) -> NodeRow {
 }
 
 /// Returns for how long the oldest held delivery has been due, by what holds it.
-fn held(shards: &[FoundShard]) -> Vec<(&'static str, u64)> {
-    let most = |of: fn(&FoundHeld) -> u64| shards.iter().filter_map(|shard| shard.held_ms.as_ref()).map(of).max();
+fn held(shards: &[ShardResponse]) -> Vec<(&'static str, u64)> {
+    let most = |of: fn(&HeldResponse) -> u64| shards.iter().filter_map(|shard| shard.held_ms.as_ref()).map(of).max();
     let held = [
         ("breaker", most(|held| held.breaker)),
         ("pause", most(|held| held.pause)),
@@ -154,7 +154,7 @@ fn held(shards: &[FoundShard]) -> Vec<(&'static str, u64)> {
 }
 
 /// Draws the shards as a map of 16 × 16, coloured by their owner.
-fn shard_map(nodes: &[FoundNode], shards: &[FoundShard]) -> Svg {
+fn shard_map(nodes: &[NodeResponse], shards: &[ShardResponse]) -> Svg {
     let mut svg = String::from(
         "<svg class=\"chart shards\" viewBox=\"0 0 352 352\" role=\"img\" aria-label=\"Shards by their owner, 16 by 16\">",
     );
@@ -189,13 +189,13 @@ fn shard_map(nodes: &[FoundNode], shards: &[FoundShard]) -> Svg {
 mod tests {
     use super::*;
 
-    fn shard(shard: u16, node: Option<&str>, held: Option<u64>) -> FoundShard {
-        let held_ms = held.map(|breaker| FoundHeld { breaker, ..Default::default() });
-        FoundShard { shard, node: node.map(str::to_owned), epoch: 1, lag_ms: u64::from(shard) * 11_000, held_ms }
+    fn shard(shard: u16, node: Option<&str>, held: Option<u64>) -> ShardResponse {
+        let held_ms = held.map(|breaker| HeldResponse { breaker, ..Default::default() });
+        ShardResponse { shard, node: node.map(str::to_owned), epoch: 1, lag_ms: u64::from(shard) * 11_000, held_ms }
     }
 
-    fn node(id: &str, lease_ms: Option<i64>) -> FoundNode {
-        FoundNode { id: id.into(), name: format!("<{id}>"), shards: 1, lease_ms, is_self: false }
+    fn node(id: &str, lease_ms: Option<i64>) -> NodeResponse {
+        NodeResponse { id: id.into(), name: format!("<{id}>"), shards: 1, lease_ms, is_self: false }
     }
 
     #[test]

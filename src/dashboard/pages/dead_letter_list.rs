@@ -33,14 +33,14 @@ const PAGE_ROWS: usize = 30;
 const EXPORT_MAX: usize = 100_000;
 
 #[derive(Deserialize)]
-struct FoundPage {
-    data: Vec<FoundDelivery>,
+struct PageResponse {
+    data: Vec<DeliveryResponse>,
     next: Option<String>,
     looked_back_to: Option<Timestamp>,
 }
 
 #[derive(Deserialize)]
-struct FoundDelivery {
+struct DeliveryResponse {
     id: String,
     tenant: String,
     event_id: String,
@@ -54,7 +54,7 @@ struct FoundDelivery {
     cause: Option<String>,
 }
 
-impl FoundDelivery {
+impl DeliveryResponse {
     fn answer(&self) -> String {
         match (self.last_status, &self.last_error) {
             (Some(status), _) => status.to_string(),
@@ -78,7 +78,7 @@ struct DeadLetterListPage {
     frame: Frame,
     filter: DeadLetterFilter,
     fault: String,
-    rows: Vec<FoundDelivery>,
+    rows: Vec<DeliveryResponse>,
     labels: BTreeMap<String, EndpointLabel>,
     hint: &'static str,
     next: String,
@@ -103,11 +103,11 @@ impl DeadLetterListPage {
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let filter = DeadLetterFilter::read(&page);
     let (found, fault) = match filter.list_query(page.now) {
-        Err(fault) => (FoundPage { data: Vec::new(), next: None, looked_back_to: None }, fault),
-        Ok(given) => match look(&page, &filter, &given).await {
+        Err(fault) => (PageResponse { data: Vec::new(), next: None, looked_back_to: None }, fault),
+        Ok(given) => match read_page(&page, &filter, &given).await {
             Ok(found) => (found, String::new()),
             Err(problem) if problem.status.is_client_error() && problem.status != http::StatusCode::NOT_FOUND => {
-                (FoundPage { data: Vec::new(), next: None, looked_back_to: None }, problem.detail)
+                (PageResponse { data: Vec::new(), next: None, looked_back_to: None }, problem.detail)
             }
             Err(problem) => return Err(problem),
         },
@@ -137,13 +137,13 @@ fn match_query(page: &PageContext, filter: &DeadLetterFilter) -> String {
 }
 
 /// Reads pages of the API until enough rows have the filter's answer.
-async fn look(page: &PageContext, filter: &DeadLetterFilter, given: &str) -> Result<FoundPage, PageError> {
+async fn read_page(page: &PageContext, filter: &DeadLetterFilter, given: &str) -> Result<PageResponse, PageError> {
     let path = page.scoped_path("/dead-letters");
     let mut cursor = page.query.get("cursor").to_owned();
     let mut rows = Vec::new();
     for look in 1.. {
         let asked = format!("{path}?limit={PAGE_ROWS}{given}{}", query(&[("cursor", &cursor)]));
-        let found: FoundPage = page.api.get(&asked).await?;
+        let found: PageResponse = page.api.get(&asked).await?;
         let last = found.data.last().and_then(|row| row.finished_at);
         rows.extend(found.data.into_iter().filter(|row| filter.has_answer(row.last_status, row.last_error.as_ref())));
         let is_enough = rows.len() >= ROWS_MIN || look == LOOKS_MAX;
@@ -152,7 +152,7 @@ async fn look(page: &PageContext, filter: &DeadLetterFilter, given: &str) -> Res
             next => {
                 let has_given_up = next.is_some() && rows.len() < ROWS_MIN;
                 let looked_back_to = found.looked_back_to.or(if has_given_up { last } else { None });
-                return Ok(FoundPage { data: rows, next, looked_back_to });
+                return Ok(PageResponse { data: rows, next, looked_back_to });
             }
         }
     }

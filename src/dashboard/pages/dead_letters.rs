@@ -22,13 +22,13 @@ use crate::model::delivery::DeadCause;
 use crate::model::named_enum::NamedEnum;
 
 #[derive(Deserialize)]
-struct FoundGroups {
-    data: Vec<FoundGroup>,
-    total: FoundTotal,
+struct GroupsResponse {
+    data: Vec<GroupResponse>,
+    total: TotalResponse,
 }
 
 #[derive(Deserialize)]
-struct FoundGroup {
+struct GroupResponse {
     tenant: Option<String>,
     endpoint: Option<String>,
     cause: Option<DeadCause>,
@@ -40,7 +40,7 @@ struct FoundGroup {
 }
 
 #[derive(Deserialize)]
-struct FoundTotal {
+struct TotalResponse {
     count: u64,
     groups: u64,
     oldest_at: Option<Timestamp>,
@@ -117,7 +117,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
             let path = page.scoped_path("/dead-letters/groups");
             let (groups, days) = (format!("{path}?by={by}&limit=50{query}"), format!("{path}?by=day&limit=500{query}"));
             let read =
-                futures_util::try_join!(page.api.get::<FoundGroups>(&groups), page.api.get::<FoundGroups>(&days));
+                futures_util::try_join!(page.api.get::<GroupsResponse>(&groups), page.api.get::<GroupsResponse>(&days));
             match read {
                 Ok((found, by_day)) => (found, by_day, String::new()),
                 Err(problem) if problem.status.is_client_error() => (nothing(), nothing(), problem.detail),
@@ -150,7 +150,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 }
 
 /// Returns the last days, and how many died before them.
-fn last_days(found: &FoundGroups, now: Timestamp) -> (Vec<DeadDay>, u64) {
+fn last_days(found: &GroupsResponse, now: Timestamp) -> (Vec<DeadDay>, u64) {
     let today = now.to_zoned(jiff::tz::TimeZone::UTC).date();
     let first = today.saturating_sub(jiff::Span::new().days(DAYS - 1));
     let count_of = |day: Date| found.data.iter().filter(|group| group.day == Some(day)).map(|group| group.count).sum();
@@ -174,8 +174,8 @@ fn chart(days: &[DeadDay]) -> Svg {
     chart.draw()
 }
 
-fn nothing() -> FoundGroups {
-    FoundGroups { data: Vec::new(), total: FoundTotal { count: 0, groups: 0, oldest_at: None } }
+fn nothing() -> GroupsResponse {
+    GroupsResponse { data: Vec::new(), total: TotalResponse { count: 0, groups: 0, oldest_at: None } }
 }
 
 /// Returns the query of a recovery of everything that the filter takes; without a
@@ -191,7 +191,7 @@ fn filter_query(page: &PageContext, changed: &[(&str, &str)]) -> String {
     page.query.query_with(&NAMES, changed)
 }
 
-fn row_of(page: &PageContext, labels: &BTreeMap<String, EndpointLabel>, group: FoundGroup) -> GroupRow {
+fn row_of(page: &PageContext, labels: &BTreeMap<String, EndpointLabel>, group: GroupResponse) -> GroupRow {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let endpoint = text(&group.endpoint);
     let label = labels.get(&endpoint);
@@ -235,7 +235,7 @@ fn day_bounds(day: Option<Date>) -> Option<(String, String)> {
     Some((day.to_string(), day.tomorrow().ok()?.to_string()))
 }
 
-fn summary(total: &FoundTotal) -> String {
+fn summary(total: &TotalResponse) -> String {
     if total.count == 0 {
         return "Nothing is dead.".to_owned();
     }
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_summary_counts_what_is_dead() {
-        let total = |count, groups| summary(&FoundTotal { count, groups, oldest_at: None });
+        let total = |count, groups| summary(&TotalResponse { count, groups, oldest_at: None });
         assert_eq!(total(0, 0), "Nothing is dead.");
         assert_eq!(total(1, 1), "1 delivery is dead in 1 group. Each stays until somebody replays or discards it.");
         assert!(total(1_204, 3).starts_with("1,204 deliveries are dead in 3 groups."));

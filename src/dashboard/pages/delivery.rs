@@ -15,10 +15,10 @@ use crate::dashboard::chart::timeline::DrawnTimeline;
 use crate::dashboard::commands::{self, BodyParts, KnownRequest};
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
+use crate::dashboard::linked_sentence::LinkedSentence;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{self, ListedPage, ShownDelivery};
-use crate::dashboard::told::ToldSentence;
 use crate::dashboard::words;
 use crate::model::named_enum::NamedEnum;
 use crate::model::suggested_command::suggested_command;
@@ -48,8 +48,8 @@ struct ShownAttemptExplanation {
 struct DeliveryPage {
     frame: Frame,
     delivery: ShownDelivery,
-    summary: ToldSentence,
-    sentences: Vec<ToldSentence>,
+    summary: LinkedSentence,
+    sentences: Vec<LinkedSentence>,
     timeline: DrawnTimeline,
     lines: Vec<StoryLine>,
     /// Attempts that the timeline leaves out.
@@ -100,7 +100,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let story = delivery_story::story(&delivery, &attempts[undrawn..], &holds, page.now);
     let budget = attempts.last().and_then(|last| last.decision.budget.as_ref());
     let budget = budget.filter(|_| delivery.is_waiting()).map(|budget| (budget.used, budget.max_attempts));
-    let told = |sentences: &[String]| ToldSentence::all(&page.frame, &delivery.tenant, &delivery.id, sentences);
+    let told = |sentences: &[String]| LinkedSentence::all(&page.frame, &delivery.tenant, &delivery.id, sentences);
     let before: Option<u32> = page.query.given("before").and_then(|before| before.parse().ok());
     let (shown, older_before) = one_page(attempts, before);
     let cards = cards(shown, |number| {
@@ -108,7 +108,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         explained.map(|attempt| told(&attempt.sentences)).unwrap_or_default()
     });
     PageContext::render(&DeliveryPage {
-        summary: ToldSentence::of(&page.frame, &delivery.tenant, &delivery.id, &explanation.summary),
+        summary: LinkedSentence::of(&page.frame, &delivery.tenant, &delivery.id, &explanation.summary),
         sentences: told(&explanation.sentences),
         timeline: story.draw(),
         lines: delivery_story::lines(&story),

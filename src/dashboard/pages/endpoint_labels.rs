@@ -51,12 +51,12 @@ pub async fn endpoint_labels(
 }
 
 #[derive(Deserialize)]
-struct FoundById {
-    data: Vec<FoundOwner>,
+struct FindResponse {
+    data: Vec<OwnerResponse>,
 }
 
 #[derive(Deserialize)]
-struct FoundOwner {
+struct OwnerResponse {
     tenant: Option<String>,
 }
 
@@ -71,7 +71,7 @@ pub async fn labels_in(
         return endpoint_labels(api, endpoints.map(|endpoint| (tenant.to_owned(), endpoint))).await;
     }
     let finds = endpoints.take(100).map(|endpoint| async move {
-        let found = api.get::<FoundById>(&api_path!("/v1/find?id={}", endpoint)).await.ok()?;
+        let found = api.get::<FindResponse>(&api_path!("/v1/find?id={}", endpoint)).await.ok()?;
         Some((found.data.into_iter().find_map(|found| found.tenant)?, endpoint))
     });
     let named = join_all(finds).await;

@@ -20,13 +20,13 @@ use crate::model::job::{JobFilter, JobKind, JobState, LeftOut};
 use crate::model::named_enum::NamedEnum;
 
 #[derive(Deserialize)]
-struct FoundJobs {
-    data: Vec<FoundJob>,
+struct JobsResponse {
+    data: Vec<JobResponse>,
     next: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct FoundJob {
+struct JobResponse {
     id: String,
     tenant: String,
     kind: JobKind,
@@ -35,9 +35,9 @@ struct FoundJob {
     matched: u64,
     is_exact: bool,
     done: u64,
-    left_out: Vec<FoundLeftOut>,
-    outcome: FoundOutcome,
-    endpoints: Vec<FoundJobEndpoint>,
+    left_out: Vec<LeftOutResponse>,
+    outcome: OutcomeResponse,
+    endpoints: Vec<JobEndpointResponse>,
     per_second: Option<f64>,
     not_older_than: Option<String>,
     even_overtaken: bool,
@@ -50,29 +50,29 @@ struct FoundJob {
 }
 
 #[derive(Deserialize)]
-struct FoundLeftOut {
+struct LeftOutResponse {
     why: LeftOut,
     count: u64,
 }
 
 #[derive(Deserialize, Clone, Copy)]
-struct FoundOutcome {
+struct OutcomeResponse {
     delivered: u64,
     dead: u64,
     waiting: u64,
 }
 
 #[derive(Deserialize)]
-struct FoundJobEndpoint {
+struct JobEndpointResponse {
     endpoint: String,
     matched: u64,
     done: u64,
     is_done: bool,
     held_by: Option<String>,
-    outcome: FoundOutcome,
+    outcome: OutcomeResponse,
 }
 
-impl FoundJob {
+impl JobResponse {
     fn verb(&self) -> &'static str {
         kind_verb(self.kind)
     }
@@ -162,11 +162,11 @@ impl FoundJob {
     }
 }
 
-fn through(done: u64, outcome: &FoundOutcome) -> u64 {
+fn through(done: u64, outcome: &OutcomeResponse) -> u64 {
     done.saturating_sub(outcome.waiting)
 }
 
-impl FoundJobEndpoint {
+impl JobEndpointResponse {
     fn through(&self) -> u64 {
         through(self.done, &self.outcome)
     }
@@ -216,7 +216,7 @@ struct JobsPage {
     frame: Frame,
     tenant: String,
     title: &'static str,
-    jobs: Vec<FoundJob>,
+    jobs: Vec<JobResponse>,
     next: String,
 }
 
@@ -225,7 +225,7 @@ struct JobsPage {
 struct JobPage {
     frame: Frame,
     title: &'static str,
-    job: FoundJob,
+    job: JobResponse,
     labels: BTreeMap<String, EndpointLabel>,
     again: String,
 }
@@ -243,7 +243,7 @@ fn title(page: &PageContext) -> &'static str {
 /// Lists jobs, newest first.
 pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
     let cursor = query(&[("cursor", page.query.get("cursor"))]);
-    let found: FoundJobs = page.api.get(&format!("{}?limit=50{cursor}", page.scoped_path("/jobs"))).await?;
+    let found: JobsResponse = page.api.get(&format!("{}?limit=50{cursor}", page.scoped_path("/jobs"))).await?;
     let next = found.next.map(|cursor| page.query.query_with(&["tenant"], &[("cursor", &cursor)]));
     PageContext::render(&JobsPage {
         title: title(&page),
@@ -256,7 +256,7 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Shows one job.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
-    let job: FoundJob = page.api.get(&path_of(&page)).await?;
+    let job: JobResponse = page.api.get(&path_of(&page)).await?;
     let named = job.endpoints.iter().map(|row| row.endpoint.clone());
     let labels = labels_in(&page.api, &job.tenant, named).await;
     let since = job.started_at.to_string();
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn job(change: serde_json::Value) -> FoundJob {
+    fn job(change: serde_json::Value) -> JobResponse {
         let mut job = json!({
             "id": "job_1", "tenant": "default", "kind": "replay", "state": "running", "filter": {"all": true},
             "matched": 1204, "is_exact": true, "done": 417, "left_out": [{"why": "expunged", "count": 12}],

@@ -27,7 +27,7 @@ use crate::model::named_enum::NamedEnum;
 const ATTENTION_SHOWN: usize = 20;
 /// Most rows of the outage map.
 const MAPPED_MAX: usize = 30;
-/// Look-ups of endpoints that run at once.
+/// ThemeChoice-ups of endpoints that run at once.
 const AT_ONCE: usize = 8;
 
 #[derive(Deserialize)]
@@ -174,7 +174,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         api.get::<FirstTenant>("/v1/tenants/default"),
     )?;
     let day = day.begun_at(first_tenant.created_at);
-    let looked_at = look_at(api, worst(&attention.data, &table.top_endpoints)).await;
+    let looked_at = read_endpoints_with_figures(api, worst(&attention.data, &table.top_endpoints)).await;
     let names = looked_at.iter().map(|(facts, _)| (facts.id.clone(), facts.name())).collect();
     let (map, mapped) = outage_map(&looked_at, page.now);
     let verdict = verdict(&attention.data, causes.total.count);
@@ -255,7 +255,10 @@ fn worst(attention: &[AttentionRow], failing: &[FailingEndpoint]) -> Vec<(String
 
 /// Reads endpoints with the figures of their day, some at once. One that is gone
 /// meanwhile is left out.
-async fn look_at(api: &ApiCaller, endpoints: Vec<(String, String)>) -> Vec<(EndpointSummary, FigureRun)> {
+async fn read_endpoints_with_figures(
+    api: &ApiCaller,
+    endpoints: Vec<(String, String)>,
+) -> Vec<(EndpointSummary, FigureRun)> {
     let looked = stream::iter(endpoints).map(|(tenant, id)| {
         let api = api.clone();
         async move {

@@ -20,7 +20,7 @@ use crate::model::job::{JobKind, LeftOut};
 use crate::model::span::Span;
 
 #[derive(Deserialize)]
-struct FoundPreview {
+struct PreviewResponse {
     matches: u64,
     endpoints: Vec<PreviewedEndpoint>,
     left_out: Vec<PreviewedLeftOut>,
@@ -123,7 +123,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         Err(faults) => Err(unfit(faults)),
     };
     let found = found.and_then(|found| {
-        serde_json::from_value::<FoundPreview>(found).map_err(|problem| PageError::unreadable("/jobs", &problem))
+        serde_json::from_value::<PreviewResponse>(found).map_err(|problem| PageError::unreadable("/jobs", &problem))
     });
     match found {
         Ok(found) => {
@@ -191,7 +191,7 @@ fn render(
     PageContext::render(&RecoverPage { frame: page.frame, form, verb, preview, problem, faults, tenant })
 }
 
-async fn shown(page: &PageContext, form: &RecoverForm, mut found: FoundPreview) -> ShownPreview {
+async fn shown(page: &PageContext, form: &RecoverForm, mut found: PreviewResponse) -> ShownPreview {
     let sentences = sentences(form.kind, &found, page.now);
     let others = found.endpoints.len().saturating_sub(ENDPOINTS_MAX);
     found.endpoints.truncate(ENDPOINTS_MAX);
@@ -205,7 +205,7 @@ async fn shown(page: &PageContext, form: &RecoverForm, mut found: FoundPreview) 
 }
 
 /// Says what a job would do, to whom, how fast, and what stays out.
-fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<String> {
+fn sentences(kind: JobKind, preview: &PreviewResponse, now: Timestamp) -> Vec<String> {
     let mut said = vec![first_sentence(kind, preview)];
     let lanes: u64 = preview.endpoints.iter().map(|endpoint| endpoint.lanes).sum();
     if lanes > 0 && kind.is_sending() && preview.matches > 0 {
@@ -252,7 +252,7 @@ fn sentences(kind: JobKind, preview: &FoundPreview, now: Timestamp) -> Vec<Strin
 }
 
 /// Says what a job would do, and to whom.
-fn first_sentence(kind: JobKind, preview: &FoundPreview) -> String {
+fn first_sentence(kind: JobKind, preview: &PreviewResponse) -> String {
     let least = match bound_words(&preview.bound) {
         "" => String::new(),
         words => format!("{}{}", words[..1].to_uppercase(), &words[1..]),

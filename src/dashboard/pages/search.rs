@@ -17,7 +17,7 @@ use crate::dashboard::words;
 const WITH_KEY: &str = "20";
 
 #[derive(Deserialize)]
-struct FoundThing {
+struct FindItem {
     kind: String,
     id: String,
     tenant: Option<String>,
@@ -94,7 +94,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Finds something by its id in every tenant.
 async fn found(page: &PageContext, id: &str) -> Result<Vec<SearchHit>, PageError> {
-    let found: ListedPage<FoundThing> = page.api.get(&format!("/v1/find?id={}", segment(id))).await?;
+    let found: ListedPage<FindItem> = page.api.get(&format!("/v1/find?id={}", segment(id))).await?;
     Ok(found.data.into_iter().map(hit_of).collect())
 }
 
@@ -134,7 +134,7 @@ async fn found_in_tenant(page: &PageContext, id: &str) -> Result<Vec<SearchHit>,
 }
 
 /// Returns what was found with the address of the page that shows it.
-fn hit_of(found: FoundThing) -> SearchHit {
+fn hit_of(found: FindItem) -> SearchHit {
     let tenant = found.tenant.clone().unwrap_or_default();
     let below = |list: &str, id: &str| format!("{list}/{}/{}", segment(&tenant), segment(id));
     let of = found.of.as_deref().unwrap_or_default();
@@ -166,7 +166,7 @@ mod tests {
 
     fn hit(kind: &str, of: Option<&str>, deleted_at: Option<&str>) -> SearchHit {
         let text = |text: &str| text.to_owned();
-        hit_of(FoundThing {
+        hit_of(FindItem {
             kind: text(kind),
             id: text("x/1"),
             tenant: Some(text("a&b")),

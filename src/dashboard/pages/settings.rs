@@ -9,18 +9,18 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 
 #[derive(Deserialize)]
-struct FoundSettings {
-    data: Vec<FoundSetting>,
+struct SettingsResponse {
+    data: Vec<SettingResponse>,
 }
 
 #[derive(Deserialize)]
-struct FoundSetting {
+struct SettingResponse {
     name: String,
     value: String,
     origin: String,
 }
 
-impl FoundSetting {
+impl SettingResponse {
     fn is_found(&self, words: &str, is_changed_only: bool) -> bool {
         let text = format!("{} {} {}", self.name, self.value, self.origin).to_lowercase();
         let is_meant = !is_changed_only || self.origin != "default";
@@ -39,13 +39,13 @@ struct SettingsPage {
     q: String,
     is_changed_only: bool,
     all: usize,
-    settings: Vec<FoundSetting>,
+    settings: Vec<SettingResponse>,
     version: &'static str,
 }
 
 /// Shows the settings.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
-    let found: FoundSettings = page.api.get("/v1/settings").await?;
+    let found: SettingsResponse = page.api.get("/v1/settings").await?;
     let (q, is_changed_only) = (page.query.get("q").to_owned(), page.query.has("changed"));
     let all = found.data.len();
     let settings = found.data.into_iter().filter(|setting| setting.is_found(&q, is_changed_only)).collect();
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn settings_are_found_by_any_word_of_theirs() {
-        let setting = FoundSetting { name: "--retention".into(), value: "30d".into(), origin: "default".into() };
+        let setting = SettingResponse { name: "--retention".into(), value: "30d".into(), origin: "default".into() };
         assert!(
             setting.is_found("", false) && setting.is_found("RETENT 30d", false) && setting.is_found("default", false)
         );

@@ -13,30 +13,30 @@ use crate::dashboard::page_error::PageError;
 const HOURS: i64 = 24;
 
 #[derive(Deserialize)]
-struct FoundFigures {
+struct FiguresResponse {
     from: Timestamp,
     #[serde(default)]
-    gaps: Vec<FoundGap>,
-    data: Vec<FoundPoint>,
+    gaps: Vec<GapResponse>,
+    data: Vec<PointResponse>,
 }
 
 /// A time of which nothing is known.
 #[derive(Deserialize)]
-struct FoundGap {
+struct GapResponse {
     from: Timestamp,
     to: Timestamp,
 }
 
 #[derive(Deserialize)]
-struct FoundPoint {
+struct PointResponse {
     at: Timestamp,
     accepted: u64,
-    ended: FoundEnds,
+    ended: EndsResponse,
     waiting: u64,
 }
 
 #[derive(Deserialize)]
-struct FoundEnds {
+struct EndsResponse {
     delivered: u64,
     cancelled: u64,
     dead: BTreeMap<String, u64>,
@@ -74,14 +74,14 @@ pub async fn tenant_charts(page: &PageContext) -> Result<TenantCharts, PageError
     let to = Timestamp::from_second((page.now.as_second() / hour + 1) * hour).unwrap_or(page.now);
     let from = to - SignedDuration::from_hours(HOURS);
     let path = page.tenant_path(&format!("/figures?from={from}&to={to}&step=1h"));
-    let found: FoundFigures = page.api.get(&path).await?;
+    let found: FiguresResponse = page.api.get(&path).await?;
     Ok(charts(found))
 }
 
 /// Returns an hour; one without a point is one in which nothing happened.
-fn hour_of(found: &FoundFigures, at: Timestamp) -> TenantHour {
+fn hour_of(found: &FiguresResponse, at: Timestamp) -> TenantHour {
     let point = found.data.iter().find(|point| point.at == at);
-    let count = |of: fn(&FoundPoint) -> u64| point.map_or(0, of);
+    let count = |of: fn(&PointResponse) -> u64| point.map_or(0, of);
     TenantHour {
         at,
         accepted: count(|point| point.accepted),
@@ -92,7 +92,7 @@ fn hour_of(found: &FoundFigures, at: Timestamp) -> TenantHour {
     }
 }
 
-fn charts(found: FoundFigures) -> TenantCharts {
+fn charts(found: FiguresResponse) -> TenantCharts {
     let hours: Vec<TenantHour> =
         (0..HOURS).map(|hour| hour_of(&found, found.from + SignedDuration::from_hours(hour))).collect();
     let series = |name: &str, tone, value: fn(&TenantHour) -> u64| Series {
@@ -121,7 +121,7 @@ fn charts(found: FoundFigures) -> TenantCharts {
 }
 
 /// Whether an hour is not wholly inside a gap.
-fn is_known(gaps: &[FoundGap], at: Timestamp) -> bool {
+fn is_known(gaps: &[GapResponse], at: Timestamp) -> bool {
     !gaps.iter().any(|gap| gap.from <= at && at + SignedDuration::from_hours(1) <= gap.to)
 }
 

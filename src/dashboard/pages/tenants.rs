@@ -21,33 +21,33 @@ use crate::model::id::TenantId;
 use crate::model::size::Size;
 
 #[derive(Deserialize)]
-struct FoundTenants {
-    data: Vec<FoundTenant>,
+struct TenantsResponse {
+    data: Vec<TenantResponse>,
     next: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct FoundTenant {
+struct TenantResponse {
     id: String,
     #[serde(default)]
     name: String,
     weight: u32,
-    ingest: FoundRate,
-    rate: Option<FoundRate>,
-    limits: FoundLimits,
-    usage: FoundUsage,
+    ingest: RateResponse,
+    rate: Option<RateResponse>,
+    limits: LimitsResponse,
+    usage: UsageResponse,
     created_at: Timestamp,
     #[serde(default)]
     above_ceiling: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct FoundRate {
+struct RateResponse {
     per_second: f64,
 }
 
 #[derive(Deserialize)]
-struct FoundLimits {
+struct LimitsResponse {
     endpoints: u64,
     tokens: u64,
     jobs_running: u64,
@@ -57,7 +57,7 @@ struct FoundLimits {
 }
 
 #[derive(Deserialize)]
-struct FoundUsage {
+struct UsageResponse {
     endpoints: u64,
     settings_bytes: u64,
     tokens: u64,
@@ -100,7 +100,7 @@ impl UsageRow {
     }
 }
 
-impl FoundTenant {
+impl TenantResponse {
     fn usage(&self) -> Vec<UsageRow> {
         let count = |number: u64| words::count(number);
         let bytes = |text: &String| text.parse::<Size>().ok().map(|size| size.0);
@@ -144,7 +144,7 @@ impl FoundTenant {
 #[template(path = "tenants.html")]
 struct TenantsPage {
     frame: Frame,
-    tenants: Vec<FoundTenant>,
+    tenants: Vec<TenantResponse>,
     next: String,
     /// Sum of the weights, if all tenants are on this page.
     weights: Option<u32>,
@@ -155,7 +155,7 @@ struct TenantsPage {
 
 impl TenantsPage {
     /// Says which part of the send slots a tenant gets if all want them.
-    fn share(&self, tenant: &FoundTenant) -> String {
+    fn share(&self, tenant: &TenantResponse) -> String {
         let weights = self.weights.filter(|weights| *weights > 0);
         weights.map(|all| words::percent(f64::from(tenant.weight) / f64::from(all))).unwrap_or_default()
     }
@@ -165,7 +165,7 @@ impl TenantsPage {
 #[template(path = "tenant.html")]
 struct TenantPage {
     frame: Frame,
-    tenant: FoundTenant,
+    tenant: TenantResponse,
     charts: TenantCharts,
     fields: Vec<TenantField>,
     rest: String,
@@ -199,7 +199,7 @@ impl TenantPage {
 #[template(path = "tenant_delete.html")]
 struct TenantDeletePage {
     frame: Frame,
-    tenant: FoundTenant,
+    tenant: TenantResponse,
     problem: String,
 }
 
@@ -215,7 +215,8 @@ async fn show_list(
     problem: String,
 ) -> Result<PageAnswer, PageError> {
     let cursor = page.query.get("cursor").to_owned();
-    let found: FoundTenants = page.api.get(&format!("/v1/tenants?limit=50{}", query(&[("cursor", &cursor)]))).await?;
+    let found: TenantsResponse =
+        page.api.get(&format!("/v1/tenants?limit=50{}", query(&[("cursor", &cursor)]))).await?;
     let is_whole = cursor.is_empty() && found.next.is_none();
     let weights = is_whole.then(|| found.data.iter().map(|tenant| tenant.weight).sum());
     let next = found.next.map(|cursor| page.query.query_with(&[], &[("cursor", &cursor)])).unwrap_or_default();
@@ -274,7 +275,7 @@ struct Shown {
 
 async fn show_one(page: PageContext, document: Value, shown: Shown) -> Result<PageAnswer, PageError> {
     let charts = tenant_charts(&page).await?;
-    let tenant: FoundTenant =
+    let tenant: TenantResponse =
         serde_json::from_value(document).map_err(|problem| PageError::unreadable("/v1/tenants", &problem))?;
     let own = page.query.query_with(&[], &[("tenant", &tenant.id)]);
     let Shown { fields, rest, faults, problem, link } = shown;
@@ -360,7 +361,7 @@ pub async fn ask_delete(page: PageContext) -> Result<PageAnswer, PageError> {
 /// Deletes a tenant whose id was typed.
 pub async fn delete(page: PageContext) -> Result<PageAnswer, PageError> {
     let path = page.tenant_path("");
-    let tenant: FoundTenant = page.api.get(&path).await?;
+    let tenant: TenantResponse = page.api.get(&path).await?;
     if page.form.get("typed") != tenant.id {
         let problem = format!("{:?} is not the id of this tenant, and nothing was deleted", page.form.get("typed"));
         return PageContext::render(&TenantDeletePage { frame: page.frame, tenant, problem });

@@ -94,11 +94,11 @@ impl LeaseGuard for LeasedEndpoint<'_> {
     }
 
     fn is_revoked(&self) -> bool {
-        self.context.is_cut.load(Ordering::SeqCst) || !self.is_current()
+        self.context.is_aborting.load(Ordering::SeqCst) || !self.is_current()
     }
 
     fn moved(&self) -> &Notify {
-        &self.context.moved
+        &self.context.leases_changed
     }
 }
 
@@ -204,14 +204,14 @@ fn decide(
     let is_theirs = endpoint.urls.number() == sent.endpoint.urls.number();
     let expiry_check_at = progress.end(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
-    let decision = step.decision.on_wall(context.clock.wall_offset());
+    let decision = step.decision.to_wall_time(context.clock.wall_offset());
     let created_at = context.clock.wall_offset().wall(sent.endpoint.created_at);
     let sent_secrets = &sent.endpoint.secrets;
     let attempt = Arc::new(record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
     let changed = secret_change(sent_secrets, created_at, &attempt);
     let answer = changed.into_iter().fold(answer_words(&attempt), |answer, changed| format!("{answer}, and {changed}"));
-    let says = is_theirs.then(|| AttemptResult {
+    let result = is_theirs.then(|| AttemptResult {
         breaker_input: BreakerInput {
             verdict: judgement.verdict,
             is_limited: attempt.status == Some(429),
@@ -232,7 +232,7 @@ fn decide(
             expiry_check_at,
             update: EndpointUpdate::default(),
         },
-        says,
+        result,
     )
 }
 

@@ -69,9 +69,9 @@ pub struct DeliveryContext {
     pub logged_attempts: LoggedAttempts,
     rng: Mutex<StdRng>,
     /// Notified when shards have gone to other nodes, or all is to end.
-    pub moved: Notify,
+    pub leases_changed: Notify,
     /// Whether everything in flight is to end now.
-    pub is_cut: AtomicBool,
+    pub is_aborting: AtomicBool,
 }
 
 impl DeliveryContext {
@@ -86,9 +86,9 @@ impl DeliveryContext {
         seed: u64,
     ) -> Self {
         let rng = Mutex::new(StdRng::seed_from_u64(seed));
-        let (moved, is_cut) = (Notify::new(), AtomicBool::new(false));
+        let (leases_changed, is_aborting) = (Notify::new(), AtomicBool::new(false));
         let logged_attempts = LoggedAttempts::All;
-        Self { store, sender, links, expiry, notifier, clock, logged_attempts, rng, moved, is_cut }
+        Self { store, sender, links, expiry, notifier, clock, logged_attempts, rng, leases_changed, is_aborting }
     }
 
     /// Draws a random number in `[0, 1)`.

@@ -80,7 +80,7 @@ fn settled(context: &DeliveryContext, claim: &Claim, settlement: &Settlement, ef
         context.expiry.schedule_check(*at);
     }
     if claim.event.is_self_test() {
-        context.notifier.tell_self_test();
+        context.notifier.report_self_test();
     } else if !effects.is_void {
         context.notifier.settled(settlement, claim.event.accepted_at, &effects);
         match outcome {

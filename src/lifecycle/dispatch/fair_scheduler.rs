@@ -149,7 +149,7 @@ impl FairScheduler {
                 share.leave(SchedulePosition::Paced(at));
                 self.paced.insert((at, tenant.clone()));
             } else if let Some(rate) = throttle
-                && self.quiet.is_other_there(tenant, now)
+                && self.quiet.is_another_quiet_tenant_active(tenant, now)
                 && !share.may_start_under_throttle(rate, now)
             {
                 let at = share.throttled_rate.ready_at();

@@ -127,7 +127,7 @@ impl CountedWindow {
         }
         for (endpoint, counters) in &self.endpoints {
             if counters.tenant.as_ref().is_some_and(is_in_scope) {
-                found.figures = found.figures.beside(&counters.figures);
+                found.figures = found.figures.merged_with(&counters.figures);
                 found.failing.count(*endpoint, counters.figures.failed_attempts());
             }
         }

@@ -15,7 +15,7 @@ impl Dispatcher {
         {
             let (now, mut queues) = (self.now(), self.queues());
             queues.figures.accepted(event, endpoints, now);
-            self.take_in(&mut queues, claims, now);
+            self.enqueue_owned(&mut queues, claims, now);
         }
         if has_claims {
             self.pump();

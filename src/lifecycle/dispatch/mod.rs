@@ -72,11 +72,11 @@ struct DispatcherState {
     limits: NodeLimits,
     context: DeliveryContext,
     /// Something is due earlier than the timer thinks, or it is time to stop.
-    earlier: Notify,
+    wake: Notify,
     /// Measures how much the machine's processors are in demand.
     pressure_gauge: Mutex<CpuPressureGauge>,
     /// A claim was settled.
-    fewer: Notify,
+    claim_ended: Notify,
 }
 
 impl Dispatcher {
@@ -90,9 +90,9 @@ impl Dispatcher {
             is_alone,
             limits,
             context,
-            earlier: Notify::new(),
+            wake: Notify::new(),
             pressure_gauge: Mutex::new(CpuPressureGauge::new()),
-            fewer: Notify::new(),
+            claim_ended: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -107,15 +107,15 @@ impl Dispatcher {
         }
         let mut lease_at = None;
         loop {
-            let earlier = self.shared.earlier.notified();
+            let woken = self.shared.wake.notified();
             self.try_lease(&mut lease_at);
             let next = self.queues().next_wake();
             match next.into_iter().chain(lease_at).min() {
                 Some(at) => tokio::select! {
-                    () = earlier => {}
+                    () = woken => {}
                     () = self.shared.context.clock.sleep_until(at) => {}
                 },
-                None => earlier.await,
+                None => woken.await,
             }
         }
     }
@@ -125,11 +125,11 @@ impl Dispatcher {
         if claims.is_empty() {
             return;
         }
-        self.take_in(&mut self.queues(), claims, self.now());
+        self.enqueue_owned(&mut self.queues(), claims, self.now());
         self.pump();
     }
 
-    fn take_in(&self, queues: &mut EndpointQueues, claims: Vec<Claim>, now: Timestamp) {
+    fn enqueue_owned(&self, queues: &mut EndpointQueues, claims: Vec<Claim>, now: Timestamp) {
         for claim in claims {
             let endpoint = claim.endpoint;
             if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
@@ -219,11 +219,11 @@ impl Dispatcher {
 
     async fn all_settled(&self) {
         loop {
-            let fewer = self.shared.fewer.notified();
+            let claim_ended = self.shared.claim_ended.notified();
             if self.queues().in_flight() == 0 {
                 return;
             }
-            fewer.await;
+            claim_ended.await;
         }
     }
 
@@ -271,7 +271,7 @@ impl Dispatcher {
             metrics.waited(WaitReason::Share, waits.share);
             let waits_for_lease = queues.waits_for_lease() && !waited_for_lease;
             if queues.set_timer() || waits_for_lease {
-                self.shared.earlier.notify_one();
+                self.shared.wake.notify_one();
             }
             (claims, asks)
         };
@@ -422,7 +422,7 @@ impl InFlightGuard {
             dispatcher.endpoint_changed(claim.endpoint);
         }
         log_endpoint_update(&claim, &settled.update);
-        dispatcher.shared.fewer.notify_waiters();
+        dispatcher.shared.claim_ended.notify_waiters();
         if settled.freed.is_empty() {
             dispatcher.pump();
         } else {

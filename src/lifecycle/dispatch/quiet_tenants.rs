@@ -35,7 +35,7 @@ impl StartCount {
         self.starts = self.starts.saturating_add(1);
     }
 
-    fn is_loud(&self) -> bool {
+    fn is_noisy(&self) -> bool {
         self.starts.max(self.starts_before) >= LOUD_STARTS
     }
 }
@@ -54,7 +54,7 @@ impl QuietTenants {
         if tenant.is_system() {
             return;
         }
-        if count.is_loud() {
+        if count.is_noisy() {
             for quiet in &mut self.last {
                 quiet.take_if(|(quiet, _)| quiet == tenant);
             }
@@ -70,7 +70,7 @@ impl QuietTenants {
     }
 
     /// Whether a quiet tenant other than this one has started something lately.
-    pub fn is_other_there(&self, tenant: &TenantId, now: Timestamp) -> bool {
+    pub fn is_another_quiet_tenant_active(&self, tenant: &TenantId, now: Timestamp) -> bool {
         let is_recent = |at: Timestamp| now.as_millisecond() - at.as_millisecond() < SHARED_MS;
         self.last.iter().flatten().any(|(other, at)| other != tenant && is_recent(*at))
     }
@@ -90,19 +90,22 @@ mod tests {
         let (mut quiet, mut starts_a, mut starts_b) =
             (QuietTenants::default(), StartCount::default(), StartCount::default());
         quiet.started(&TenantId::system(), &mut StartCount::default(), at(0));
-        assert!(!quiet.is_other_there(&a, at(0)), "the gateway's own tenant is not counted");
+        assert!(!quiet.is_another_quiet_tenant_active(&a, at(0)), "the gateway's own tenant is not counted");
         quiet.started(&a, &mut starts_a, at(0));
         quiet.started(&b, &mut starts_b, at(0));
-        assert!(quiet.is_other_there(&a, at(59_999)) && quiet.is_other_there(&b, at(59_999)));
-        assert!(!quiet.is_other_there(&a, at(60_000)));
+        assert!(
+            quiet.is_another_quiet_tenant_active(&a, at(59_999))
+                && quiet.is_another_quiet_tenant_active(&b, at(59_999))
+        );
+        assert!(!quiet.is_another_quiet_tenant_active(&a, at(60_000)));
         for _ in 1..LOUD_STARTS {
             quiet.started(&a, &mut starts_a, at(500));
         }
-        assert!(!quiet.is_other_there(&b, at(500)), "a is loud");
-        assert!(quiet.is_other_there(&a, at(500)), "b is not");
+        assert!(!quiet.is_another_quiet_tenant_active(&b, at(500)), "a is loud");
+        assert!(quiet.is_another_quiet_tenant_active(&a, at(500)), "b is not");
         quiet.started(&a, &mut starts_a, at(1_000));
-        assert!(!quiet.is_other_there(&b, at(1_000)), "it was loud a second ago");
+        assert!(!quiet.is_another_quiet_tenant_active(&b, at(1_000)), "it was loud a second ago");
         quiet.started(&a, &mut starts_a, at(3_000));
-        assert!(quiet.is_other_there(&b, at(3_000)), "it is quiet again");
+        assert!(quiet.is_another_quiet_tenant_active(&b, at(3_000)), "it is quiet again");
     }
 }

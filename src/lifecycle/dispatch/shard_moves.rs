@@ -49,12 +49,12 @@ impl Dispatcher {
         // other cluster events must not wait for it.
         tokio::spawn(async move {
             loop {
-                let fewer = dispatcher.shared.fewer.notified();
+                let claim_ended = dispatcher.shared.claim_ended.notified();
                 in_flight.retain(|endpoint| dispatcher.queues().has_in_flight(*endpoint));
                 if in_flight.is_empty() {
                     break;
                 }
-                fewer.await;
+                claim_ended.await;
             }
             // If a shard was gained again or lost meanwhile, there is nothing to give.
             let is_leaving = |shard: &Shard| dispatcher.ownership().role_at(*shard) == ShardRole::Leaving;
@@ -74,7 +74,7 @@ impl Dispatcher {
             queues.forget_shards(shards, self.now());
             self.count_owned_fractions(&mut queues);
         }
-        self.shared.context.moved.notify_waiters();
+        self.shared.context.leases_changed.notify_waiters();
         self.pump();
     }
 
@@ -97,8 +97,8 @@ impl Dispatcher {
 
     /// Aborts the requests in flight; nothing of them is recorded or charged.
     pub(super) fn drop_in_flight(&self) {
-        self.shared.context.is_cut.store(true, Ordering::SeqCst);
-        self.shared.context.moved.notify_waiters();
+        self.shared.context.is_aborting.store(true, Ordering::SeqCst);
+        self.shared.context.leases_changed.notify_waiters();
     }
 
     /// Whether this node may dispatch an endpoint. If the store has the lease

@@ -87,7 +87,7 @@ struct PreviewBudget {
 
 /// Previews a job that has not begun.
 pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
-    let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
+    let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
     let tally = MatchTally::read(gateway, job, &filter).await?;
     let held = HeldEndpoints::of(gateway, std::slice::from_ref(job)).await;
     let (mut preview, mut looked) = (JobPreview::default(), 0);
@@ -98,7 +98,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
         budget.looks -= share;
         let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
         let known = tally.count(gateway, part.endpoint);
-        let look = PartLook::of(gateway, (job, &filter), (part, endpoint.as_deref()), known, &mut share).await?;
+        let look = PartScan::of(gateway, (job, &filter), (part, endpoint.as_deref()), known, &mut share).await?;
         budget.looks += share;
         looked += look.read;
         for (why, count) in &look.left_out {
@@ -139,7 +139,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
 
 /// Notes how many deliveries each part of a job is going to take, where that is known.
 pub async fn expect(gateway: &Gateway, job: &mut Job) -> Result<()> {
-    let filter = job.spec.filter.clone().on_engine(gateway.clock.wall_offset());
+    let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
     let tally = MatchTally::read(gateway, job, &filter).await?;
     for part in &mut job.parts {
         part.counts.expected = tally.count(gateway, part.endpoint).map(|known| known.count);
@@ -193,7 +193,7 @@ async fn mean_answer(gateway: &Gateway, endpoint: &Endpoint, left: &mut usize) -
 
 /// What a look at the deliveries of one endpoint found.
 #[derive(Default)]
-struct PartLook {
+struct PartScan {
     taken: HashSet<DeliveryId>,
     lanes: HashMap<String, u64>,
     left_out: BTreeMap<LeftOut, u64>,
@@ -201,7 +201,7 @@ struct PartLook {
     is_whole: bool,
 }
 
-impl PartLook {
+impl PartScan {
     /// Looks at deliveries of a part, or at past events, as long as there are `left` to
     /// look at and not all that match are found.
     async fn of(
@@ -212,8 +212,8 @@ impl PartLook {
         left: &mut usize,
     ) -> Result<Self> {
         match (job.spec.kind, endpoint) {
-            (JobKind::Backfill, Some(endpoint)) => Self::look_at_events(gateway, (job, filter), endpoint, left).await,
-            _ => Self::look(gateway, (job, filter), (part, known), left).await,
+            (JobKind::Backfill, Some(endpoint)) => Self::scan_events(gateway, (job, filter), endpoint, left).await,
+            _ => Self::scan(gateway, (job, filter), (part, known), left).await,
         }
     }
 
@@ -247,7 +247,7 @@ impl PartLook {
 
     /// Looks at deliveries, as long as there are `left` to look at and not all that match
     /// are found.
-    async fn look(
+    async fn scan(
         gateway: &Gateway,
         (job, filter): (&Job, &JobFilter),
         (part, known): (&JobPart, Option<TallyCount>),
@@ -283,7 +283,7 @@ impl PartLook {
     }
 
     /// Looks at past events, as long as there are `left` to look at.
-    async fn look_at_events(
+    async fn scan_events(
         gateway: &Gateway,
         (job, filter): (&Job, &JobFilter),
         endpoint: &Endpoint,
@@ -354,13 +354,13 @@ mod tests {
     use super::*;
     use crate::model::span::Span;
 
-    fn looked(taken: u32, left_out: u64, is_whole: bool) -> PartLook {
+    fn looked(taken: u32, left_out: u64, is_whole: bool) -> PartScan {
         let id = |n| DeliveryId::mint(Timestamp::UNIX_EPOCH, n);
-        PartLook {
+        PartScan {
             taken: (0..taken).map(|n| id(n.into())).collect(),
             left_out: BTreeMap::from([(LeftOut::Overtaken, left_out)]),
             is_whole,
-            ..PartLook::default()
+            ..PartScan::default()
         }
     }
 

@@ -246,7 +246,7 @@ impl OutboxRelay {
         let mut whole = HandInResult::default();
         for (tenant, result) in results {
             whole.accepted.extend(result.accepted);
-            self.tell_refused(&tenant, &result.refused);
+            self.log_refused(&tenant, &result.refused);
             whole.refused.extend(result.refused);
             if let Some(pause) = result.pause {
                 whole.pause = self.put_off(tenant, pause).or(whole.pause);
@@ -284,7 +284,7 @@ impl OutboxRelay {
 
     /// Logs which rows of a tenant are set aside: of those with the same code,
     /// the first one.
-    fn tell_refused(&self, tenant: &str, refused: &[RefusedRow]) {
+    fn log_refused(&self, tenant: &str, refused: &[RefusedRow]) {
         let mut by_code: BTreeMap<&str, Vec<&RefusedRow>> = BTreeMap::new();
         for row in refused {
             by_code.entry(&row.code).or_default().push(row);

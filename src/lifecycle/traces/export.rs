@@ -106,7 +106,7 @@ impl SpanExporter {
                 Err(ExportFailure::Temporary(why)) if tried < TRIES => why,
                 ended => return self.end_batch(ended.map_err(|failure| failure.reason())),
             };
-            self.tell_failing(&failure);
+            self.log_export_failure(&failure);
             sleep(pause).await;
             pause *= 2;
         }
@@ -127,13 +127,13 @@ impl SpanExporter {
             }
             Err(why) => {
                 self.metrics.spans(SpanResult::Dropped, count);
-                self.tell_failing(&why);
+                self.log_export_failure(&why);
             }
         }
     }
 
     /// Logs the first failure of a row.
-    fn tell_failing(&mut self, why: &str) {
+    fn log_export_failure(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!("traces are not exported, and spans are dropped until they are; deliveries go on: {why}");
         }

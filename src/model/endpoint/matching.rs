@@ -14,7 +14,7 @@ impl Endpoint {
                 EndpointMatch::no("the event names its endpoints, and this is not one of them")
             };
         }
-        if !self.hears_events() {
+        if !self.receives_events() {
             return EndpointMatch::no("it listens to operational events alone");
         }
         let event_type = event.event_type.as_str();
@@ -36,12 +36,12 @@ impl Endpoint {
 
     /// Whether the events of producers go to the endpoint. All events of `_system`
     /// are operational, and go to its endpoints.
-    pub fn hears_events(&self) -> bool {
+    pub fn receives_events(&self) -> bool {
         self.settings.listens_to == ListensTo::Events || self.tenant.is_system()
     }
 
     /// Whether the operational events about its own tenant go to the endpoint.
-    pub fn hears_operations(&self) -> bool {
+    pub fn receives_operations(&self) -> bool {
         self.settings.listens_to == ListensTo::Operations && !self.tenant.is_system()
     }
 

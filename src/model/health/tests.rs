@@ -398,16 +398,21 @@ fn the_time_of_an_outage_adds_up_only_where_the_breaker_pauses_age() {
     for pauses_age in [false, true] {
         let mut subject = Subject::opened();
         subject.breaker.pauses_age = pauses_age;
-        let unaged =
-            |subject: &Subject| subject.circuit.health.unaged(&subject.breaker, at(subject.now)).as_millis() as u64;
+        let time_excluded_from_age = |subject: &Subject| {
+            subject.circuit.health.time_excluded_from_age(&subject.breaker, at(subject.now)).as_millis() as u64
+        };
         subject.now = 3_600_000;
         subject.record_verdict(Verdict::Retry);
-        assert_eq!(unaged(&subject), if pauses_age { 3_600_000 } else { 0 }, "a failed probe ends no outage");
+        assert_eq!(
+            time_excluded_from_age(&subject),
+            if pauses_age { 3_600_000 } else { 0 },
+            "a failed probe ends no outage"
+        );
         subject.now = 7_200_000;
         subject.record_verdict(Verdict::Delivered);
         subject.now = 9_000_000;
         let outage = if pauses_age { 7_200_000 } else { 0 };
-        assert_eq!(unaged(&subject), outage, "closed, it adds nothing");
+        assert_eq!(time_excluded_from_age(&subject), outage, "closed, it adds nothing");
         assert_eq!(subject.circuit.health.reset(at(9_000_000)).unaged_ms, outage, "a fresh start forgets none of it");
     }
 }

@@ -35,7 +35,7 @@ impl CatalogIndex {
             };
             return named.iter().map(|id| find(id).ok_or(Error::UnknownEndpoint(*id))).collect();
         }
-        Ok(entry.wanting(event, Endpoint::hears_events))
+        Ok(entry.wanting(event, Endpoint::receives_events))
     }
 
     /// Returns the events that tell of something, each with the number of its
@@ -62,11 +62,11 @@ impl CatalogIndex {
             Some((entry.no, RoutedEvent { event, fingerprint: None, targets, due_at: None, expires_at: None }))
         };
         let subject = operational_event.endpoint.and_then(|id| self.tenants.get(tenant)?.endpoints.get(&id));
-        let is_about_listener = subject.is_some_and(|endpoint| endpoint.hears_operations());
+        let is_about_listener = subject.is_some_and(|endpoint| endpoint.receives_operations());
         let own =
-            (!is_about_listener && !tenant.is_system()).then(|| route(tenant, Endpoint::hears_operations)).flatten();
+            (!is_about_listener && !tenant.is_system()).then(|| route(tenant, Endpoint::receives_operations)).flatten();
         let own = own.filter(|(_, routed)| !routed.targets.is_empty());
-        route(&TenantId::system(), Endpoint::hears_events).into_iter().chain(own).collect()
+        route(&TenantId::system(), Endpoint::receives_events).into_iter().chain(own).collect()
     }
 }
 

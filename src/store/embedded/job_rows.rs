@@ -40,7 +40,7 @@ pub fn find(db: &Connection, id: JobId) -> rusqlite::Result<Option<Job>> {
 }
 
 /// Accepts the operational event that a job has ended.
-pub fn tell_end(
+pub fn report_job_end(
     transaction: &mut WriteTransaction<'_>,
     id: JobId,
     advanced: &mut JobAdvanced,

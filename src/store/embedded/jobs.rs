@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::job_candidates::{candidates, candidates_by_id};
-use super::job_rows::{JOBS, part_columns, parts, tell_end};
+use super::job_rows::{JOBS, part_columns, parts, report_job_end};
 use super::operational_events::accept_operational_event;
 use super::rows::{delivery_no, millis, state_of};
 use super::writer::WriteTransaction;
@@ -127,7 +127,7 @@ impl JobStore for EmbeddedStore {
                 let sql = "UPDATE jobs SET state = 5, finished_at = ?, error = ? WHERE id = ? AND state = 0";
                 if transaction.db.execute(sql, params![millis(now), error, id])? > 0 {
                     forget_followed(transaction.db, id)?;
-                    tell_end(transaction, id, &mut ended, now)?;
+                    report_job_end(transaction, id, &mut ended, now)?;
                 }
                 Ok(JobStarted { freed: ended.freed, operational_events: ended.operational_events })
             })
@@ -412,5 +412,5 @@ fn finish(
     let sql = "UPDATE jobs SET state = 2, finished_at = ? WHERE id = ?";
     transaction.db.execute(sql, params![millis(now), step.job])?;
     advanced.is_finished = true;
-    tell_end(transaction, step.job, advanced, now)
+    report_job_end(transaction, step.job, advanced, now)
 }

@@ -162,7 +162,7 @@ fn finish(transaction: &mut WriteTransaction<'_>, step: &PurgeStep) -> rusqlite:
         db.execute(sql, bound)?;
     }
     advanced.is_finished = true;
-    job_rows::tell_end(transaction, job, &mut advanced, now)?;
+    job_rows::report_job_end(transaction, job, &mut advanced, now)?;
     Ok(Ok(advanced))
 }
 

@@ -107,7 +107,7 @@ pub fn fold(rows: impl IntoIterator<Item = (i64, EncodedFigures)>) -> Result<Vec
 pub fn sum(rows: &[StoredFigures]) -> (WindowFigures, TypeFigures) {
     let (mut figures, mut types) = (WindowFigures::default(), TypeFigures::default());
     for beside in rows.chunk_by(|a, b| a.at == b.at) {
-        let at_once = beside.iter().fold(WindowFigures::default(), |sum, row| sum.beside(&row.figures));
+        let at_once = beside.iter().fold(WindowFigures::default(), |sum, row| sum.merged_with(&row.figures));
         figures = figures.followed_by(&at_once);
         beside.iter().for_each(|row| types.add(&row.types));
     }

@@ -207,7 +207,7 @@ async fn replay(work: &UnitOfWork<'_>, planned: &[PlannedChange]) -> Result<()> 
                ON CONFLICT (delivery, number) DO UPDATE SET record = excluded.record";
     work.tx.execute(sql, bind![tried, attempts, records]).await?;
     let sql = format!(
-        "WITH gone AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING *)
+        "WITH removed AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING *)
          INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
              expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, expiry_check_at, origin)
          SELECT g.no, g.tenant, g.endpoint, g.shard, g.event, g.created_at, g.format, g.lane, g.seq, g.passed,
@@ -215,7 +215,7 @@ async fn replay(work: &UnitOfWork<'_>, planned: &[PlannedChange]) -> Result<()> 
              g.lane IS NOT NULL AND NOT g.passed AND g.no IS DISTINCT FROM (
                  SELECT head FROM posthaste.lanes l WHERE l.endpoint = g.endpoint AND l.lane = g.lane),
              k.expiry_check_at, $5
-         FROM gone g JOIN unnest($1, $2, $3, $4) AS k (no, due_at, expires_at, expiry_check_at) ON k.no = g.no",
+         FROM removed g JOIN unnest($1, $2, $3, $4) AS k (no, due_at, expires_at, expiry_check_at) ON k.no = g.no",
         table.name()
     );
     let node = work.shared.shard_leases.node();
@@ -256,10 +256,10 @@ async fn cancel(work: &UnitOfWork<'_>, planned: &[PlannedChange], now: Timestamp
     let sql = format!(
         "WITH k AS (SELECT * FROM unnest($1, $2, $3) AS k (no, cause, number)),
               taken AS ({taken}),
-              gone AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING {SHARED_COLUMNS}, due_at, {own})
+              removed AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING {SHARED_COLUMNS}, due_at, {own})
          INSERT INTO posthaste.finished ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last_attempt)
          SELECT {}, g.due_at, $4, k.cause, $5, {last}
-         FROM gone g JOIN k ON k.no = g.no LEFT JOIN taken t ON t.delivery = g.no",
+         FROM removed g JOIN k ON k.no = g.no LEFT JOIN taken t ON t.delivery = g.no",
         table.name(),
         shown.collect::<Vec<_>>().join(", ")
     );

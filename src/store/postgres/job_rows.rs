@@ -40,7 +40,12 @@ pub async fn find(tx: &PgTransaction, id: JobId) -> Result<Option<Job>> {
 }
 
 /// Accepts the operational event that a job has ended.
-pub async fn tell_end(work: &mut UnitOfWork<'_>, id: JobId, advanced: &mut JobAdvanced, now: Timestamp) -> Result<()> {
+pub async fn report_job_end(
+    work: &mut UnitOfWork<'_>,
+    id: JobId,
+    advanced: &mut JobAdvanced,
+    now: Timestamp,
+) -> Result<()> {
     if let Some(job) = find(work.tx, id).await? {
         let event = OperationalEvent::of_finished_job(&job, &job.counts(), now);
         advanced.freed.extend(work.accept_operational_event(event, now).await?);

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use super::access::record;
 use super::change_many::change_many;
 use super::history::{candidates, candidates_by_id};
-use super::job_rows::{JOBS, parts_of, parts_sql, tell_end};
+use super::job_rows::{JOBS, parts_of, parts_sql, report_job_end};
 use super::read_query::{read_both, read_one, read_rows};
 use super::rows::{delivery_no, millis, state_of};
 use super::transaction::{PgTransaction, bind};
@@ -114,7 +114,7 @@ impl JobStore for PostgresStore {
             let sql = "UPDATE posthaste.jobs SET state = 5, finished_at = $2, error = $3 WHERE id = $1 AND state = 0";
             if work.tx.execute(sql, bind![id, millis(now), error]).await? > 0 {
                 forget_followed(work.tx, id).await?;
-                tell_end(work, id, &mut ended, now).await?;
+                report_job_end(work, id, &mut ended, now).await?;
             }
             Ok(JobStarted { freed: ended.freed, operational_events: ended.operational_events })
         })
@@ -404,5 +404,5 @@ async fn finish(work: &mut UnitOfWork<'_>, step: &JobStep, advanced: &mut JobAdv
     let sql = "UPDATE posthaste.jobs SET state = 2, finished_at = $2 WHERE id = $1";
     work.tx.execute(sql, bind![step.job, millis(now)]).await?;
     advanced.is_finished = true;
-    tell_end(work, step.job, advanced, now).await
+    report_job_end(work, step.job, advanced, now).await
 }

@@ -229,9 +229,9 @@ impl LockedDelivery {
             DeliveryTable::Queue | DeliveryTable::Dead => SHARED_COLUMNS,
         };
         let sql = format!(
-            "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING {SHARED_COLUMNS}, due_at)
+            "WITH removed AS (DELETE FROM {} WHERE no = $1 RETURNING {SHARED_COLUMNS}, due_at)
              INSERT INTO {} ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last_attempt)
-             SELECT {same}, due_at, $2, $3, $4, $5 FROM gone",
+             SELECT {same}, due_at, $2, $3, $4, $5 FROM removed",
             self.table.name(),
             to.name()
         );
@@ -248,15 +248,15 @@ impl LockedDelivery {
     ) -> Result<()> {
         self.archive_last_attempt(tx).await?;
         let sql = format!(
-            "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING *)
+            "WITH removed AS (DELETE FROM {} WHERE no = $1 RETURNING *)
              INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
                  expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, expiry_check_at, origin)
              SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
                  $3::int8, $2, attempts, attempts, first_attempt_at, $2,
                  lane IS NOT NULL AND NOT passed AND no IS DISTINCT FROM (
-                     SELECT head FROM posthaste.lanes l WHERE l.endpoint = gone.endpoint AND l.lane = gone.lane),
+                     SELECT head FROM posthaste.lanes l WHERE l.endpoint = removed.endpoint AND l.lane = removed.lane),
                  $4::int8, $5
-             FROM gone",
+             FROM removed",
             self.table.name()
         );
         tx.execute(&sql, bind![self.no, due_at, expires_at, expiry_check_at, node]).await.map(|_| ())

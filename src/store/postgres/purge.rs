@@ -11,7 +11,7 @@
 use super::access::record;
 use super::change::make;
 use super::deleted_tenant::{delete_content, open_purge};
-use super::job_rows::{find, tell_end};
+use super::job_rows::{find, report_job_end};
 use super::purge_rows::{delete_deliveries, delete_event, delete_figures, delete_rows, deliveries_of};
 use super::rows::{delivery_id, millis};
 use super::stored_bytes::{self, BytesByDay, day_of};
@@ -202,6 +202,6 @@ async fn finish(work: &mut UnitOfWork<'_>, step: &PurgeStep, numbers: &[i64]) ->
         work.tx.execute(sql, bind![entry.id.0, system, TenantId::SYSTEM, record]).await?;
     }
     advanced.is_finished = true;
-    tell_end(work, step.job, &mut advanced, step.now).await?;
+    report_job_end(work, step.job, &mut advanced, step.now).await?;
     Ok(advanced)
 }

@@ -23,16 +23,16 @@ WITH old AS MATERIALIZED (
                AND NOT EXISTS (SELECT 1 FROM posthaste.dead b WHERE b.endpoint = d.endpoint AND b.lane = d.lane
                                                               AND NOT b.passed AND b.seq > d.seq)))
     FOR UPDATE OF d SKIP LOCKED
-), gone AS (
+), removed AS (
     DELETE FROM posthaste.dead d WHERE d.no = ANY (ARRAY(SELECT no FROM old)) RETURNING d.no, d.endpoint, d.lane, d.cause, d.finished_at
 ), freed AS (
-    UPDATE posthaste.lanes l SET head = NULL FROM gone g
+    UPDATE posthaste.lanes l SET head = NULL FROM removed g
     WHERE l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no
 ), noted AS (
     INSERT INTO posthaste.forgotten_dead AS f (endpoint, cause, count, oldest_at, newest_at)
-    SELECT g.endpoint, coalesce(g.cause, -1), count(*), min(g.finished_at), max(g.finished_at) FROM gone g
+    SELECT g.endpoint, coalesce(g.cause, -1), count(*), min(g.finished_at), max(g.finished_at) FROM removed g
     GROUP BY 1, 2 ORDER BY 1, 2
     ON CONFLICT (endpoint, cause) DO UPDATE SET count = f.count + excluded.count,
         oldest_at = least(f.oldest_at, excluded.oldest_at), newest_at = greatest(f.newest_at, excluded.newest_at)
 )
-SELECT no FROM gone
+SELECT no FROM removed

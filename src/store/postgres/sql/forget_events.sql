@@ -10,7 +10,7 @@
 -- events or events_rest; producer_ids_by_event.
 --
 -- $1 events, $2 accepted before this
-WITH gone AS (
+WITH removed AS (
     DELETE FROM posthaste.{table} e
     WHERE e.no = ANY ($1) AND e.accepted_at < $2
       AND (SELECT q.no FROM posthaste.queue q
@@ -24,8 +24,8 @@ WITH gone AS (
            WHERE b.event = e.no LIMIT 1) IS NULL
     RETURNING e.no, e.tenant, octet_length(e.data) AS bytes, e.deliveries
 ), unlisted AS (
-    DELETE FROM posthaste.backfilled b WHERE b.event = ANY (ARRAY(SELECT no FROM gone))
+    DELETE FROM posthaste.backfilled b WHERE b.event = ANY (ARRAY(SELECT no FROM removed))
 ), unnamed AS (
-    DELETE FROM posthaste.producer_ids i WHERE i.event = ANY (ARRAY(SELECT no FROM gone))
+    DELETE FROM posthaste.producer_ids i WHERE i.event = ANY (ARRAY(SELECT no FROM removed))
 )
-SELECT no, tenant, bytes, deliveries FROM gone
+SELECT no, tenant, bytes, deliveries FROM removed

@@ -10,7 +10,7 @@
 WITH looked AS MATERIALIZED (
     SELECT i.tenant, i.id, i.event FROM posthaste.producer_ids i WHERE i.event > $1 AND i.event < $2
     ORDER BY i.event LIMIT $3
-), gone AS (
+), removed AS (
     DELETE FROM posthaste.producer_ids i USING looked l
     WHERE i.tenant = l.tenant AND i.id = l.id
       AND (SELECT e.no FROM posthaste.events e WHERE e.no = l.event LIMIT 1) IS NULL

@@ -20,12 +20,12 @@ WITH looked AS MATERIALIZED (
         WHERE l.endpoint = k.endpoint AND l.lane = k.lane AND l.head IS NULL AND l.touched_at < $4
         FOR UPDATE SKIP LOCKED
     ) l
-), gone AS (
+), removed AS (
     DELETE FROM posthaste.lanes l USING idle i WHERE l.endpoint = i.endpoint AND l.lane = i.lane
     RETURNING l.endpoint, l.last_seq
 ), raised AS (
     INSERT INTO posthaste.seq_floors AS f (endpoint, floor)
-    SELECT g.endpoint, max(g.last_seq) FROM gone g GROUP BY g.endpoint ORDER BY g.endpoint
+    SELECT g.endpoint, max(g.last_seq) FROM removed g GROUP BY g.endpoint ORDER BY g.endpoint
     ON CONFLICT (endpoint) DO UPDATE SET floor = greatest(f.floor, excluded.floor)
 )
 SELECT k.endpoint, k.lane FROM looked k ORDER BY k.endpoint DESC, k.lane DESC LIMIT 1

@@ -9,9 +9,9 @@
 -- $1 this node
 WITH dead AS (
     SELECT id FROM posthaste.nodes WHERE lease_until < clock_timestamp() AND id <> $1 FOR UPDATE SKIP LOCKED
-), gone AS (
+), removed AS (
     DELETE FROM posthaste.nodes n USING dead WHERE n.id = dead.id RETURNING n.id, n.name
 ), freed AS (
-    UPDATE posthaste.shards s SET node = NULL FROM gone WHERE s.node = gone.id
+    UPDATE posthaste.shards s SET node = NULL FROM removed WHERE s.node = removed.id
 )
-SELECT id, name FROM gone
+SELECT id, name FROM removed

@@ -7,10 +7,10 @@
 -- or replayed meanwhile; those are looked at one by one. Lanes are locked
 -- already (lock_lanes). Served by the primary keys of queue, lanes and shards,
 -- and by queue_by_lane and dead_by_lane for the next of a lane.
-WITH said AS (
+WITH input AS (
     SELECT * FROM unnest({settled}) AS s ({settled.columns})
-), gone AS (
-    DELETE FROM posthaste.queue q USING said s
+), removed AS (
+    DELETE FROM posthaste.queue q USING input s
     WHERE q.no = s.no
       AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at
@@ -18,17 +18,17 @@ WITH said AS (
               q.expires_at, q.replayed_at, q.first_attempt_at, q.internal_errors, q.internal_error, q.due_at,
               s.at AS finished_at, s.record AS last_attempt, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
               s.no_such_name, s.forbidden_target, s.started_at
-), kept AS (
+), finished_rows AS (
     INSERT INTO posthaste.finished (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
         expires_at, replayed_at, attempts, attempts_before, first_attempt_at, age_from, held_before, not_found,
         no_such_name, forbidden_target, internal_errors, internal_error, last_attempt, state, due_at, finished_at)
     SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, true, expires_at, replayed_at, attempts,
            attempts_before, coalesce(first_attempt_at, started_at), age_from, held_before, not_found, no_such_name,
            forbidden_target, internal_errors, internal_error, last_attempt, 1, due_at, finished_at
-    FROM gone
+    FROM removed
 ), next AS (
     SELECT g.no, g.endpoint, g.lane, g.finished_at, l.head IS NOT NULL AS is_head, n.no AS next, n.is_dead, n.event
-    FROM gone g
+    FROM removed g
          LEFT JOIN posthaste.lanes l ON l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no AND NOT g.passed
          LEFT JOIN LATERAL (
              SELECT * FROM (

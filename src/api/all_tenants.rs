@@ -56,7 +56,7 @@ async fn page_of(
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page_request = ask(list, page.limit, page.cursor.as_deref())?;
     let (store, offset) = (&api.gateway.store, api.gateway.clock.wall_offset());
-    let filter = filter.on_engine(offset);
+    let filter = filter.to_engine_time(offset);
     let page = match filter.endpoint {
         // An endpoint has one tenant.
         Some(id) => {
@@ -77,7 +77,7 @@ async fn page_of(
         }
         None => store.all_deliveries(filter, page_request).await?,
     };
-    Ok(Json(shown(api, list, page.on_wall(offset)).await))
+    Ok(Json(shown(api, list, page.to_wall_time(offset)).await))
 }
 
 /// List the endpoints of all tenants

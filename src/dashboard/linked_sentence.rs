@@ -15,7 +15,7 @@ const MOMENT_BYTES: usize = 20;
 const ID_BYTES: usize = 26;
 
 /// A sentence in its parts.
-pub struct ToldSentence(Vec<SentencePart>);
+pub struct LinkedSentence(Vec<SentencePart>);
 
 enum SentencePart {
     Text(String),
@@ -31,7 +31,7 @@ enum SentencePart {
     },
 }
 
-impl ToldSentence {
+impl LinkedSentence {
     /// Reads a sentence about something of a tenant. `own_id` is what the page is
     /// about, which is no link.
     pub fn of(frame: &Frame, tenant: &str, own_id: &str, sentence: &str) -> Self {
@@ -148,7 +148,7 @@ fn without_span(text: &str) -> Option<String> {
     (is_span && rest.starts_with(|c: char| c.is_ascii_digit())).then(|| rest[end..].to_owned())
 }
 
-impl std::fmt::Display for ToldSentence {
+impl std::fmt::Display for LinkedSentence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for part in &self.0 {
             match part {
@@ -166,7 +166,7 @@ impl std::fmt::Display for ToldSentence {
     }
 }
 
-impl askama::FastWritable for ToldSentence {
+impl askama::FastWritable for LinkedSentence {
     fn write_into(&self, dest: &mut dyn Write, _: &dyn askama::Values) -> askama::Result<()> {
         write!(dest, "{self}")?;
         Ok(())
@@ -174,17 +174,17 @@ impl askama::FastWritable for ToldSentence {
 }
 
 /// Every text in it is escaped when it is written.
-impl askama::filters::HtmlSafe for ToldSentence {}
+impl askama::filters::HtmlSafe for LinkedSentence {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dashboard::cookies::Look;
+    use crate::dashboard::cookies::ThemeChoice;
     use crate::model::sign_in::Site;
 
     fn told(sentence: &str) -> String {
-        let frame = Frame::new(Site::Operator, "/deliveries/acme/x", Look::Auto, None, "");
-        ToldSentence::of(&frame, "acme", "dlv_01m7fvxf8ce008000000000001", sentence).to_string()
+        let frame = Frame::new(Site::Operator, "/deliveries/acme/x", ThemeChoice::Auto, None, "");
+        LinkedSentence::of(&frame, "acme", "dlv_01m7fvxf8ce008000000000001", sentence).to_string()
     }
 
     #[test]
@@ -227,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_customer_reads_of_buttons_and_not_of_commands_and_settings() {
-        let frame = Frame::new(Site::Portal, "/portal/deliveries/x", Look::Auto, None, "");
-        let told = |sentence: &str| ToldSentence::of(&frame, "acme", "dlv_1", sentence).to_string();
+        let frame = Frame::new(Site::Portal, "/portal/deliveries/x", ThemeChoice::Auto, None, "");
+        let told = |sentence: &str| LinkedSentence::of(&frame, "acme", "dlv_1", sentence).to_string();
         assert_eq!(
             told("Once it is well, `posthaste dead-letters replay dlv_1 --tenant acme`."),
             "Once it is well, <b>“Replay”</b>."
