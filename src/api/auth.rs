@@ -396,13 +396,13 @@ fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, Auth
 
 /// What a token proves about its holder.
 pub enum TokenCheck {
-    /// It is the admin token.
+    /// The token is the admin token.
     Admin,
     /// It is this token, and in force.
     Valid(Arc<Token>),
     /// It is not valid, and may name a token that exists.
     Wrong(Option<Arc<Token>>),
-    /// It was valid once.
+    /// The token was valid once.
     Expired(Arc<Token>),
     /// This node may have missed that it was revoked.
     StaleCatalog,

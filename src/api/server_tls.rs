@@ -151,7 +151,7 @@ impl ServerTls {
             _ => return None,
         }
         let agreed = TlsAcceptor::from(self.config.clone()).accept(stream).await;
-        agreed.inspect_err(|problem| debug!("no TLS was agreed on with a client: {problem}")).ok()
+        agreed.inspect_err(|problem| debug!("TLS handshake with a client failed: {problem}")).ok()
     }
 }
 

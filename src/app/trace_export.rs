@@ -28,7 +28,7 @@ impl TraceExport {
     pub fn start(settings: &Settings, gateway: &Arc<Gateway>) -> anyhow::Result<Option<Self>> {
         let Some(url) = settings.collector()? else { return Ok(None) };
         let node = ExportingNode { instance: node_name() };
-        info!("traces are exported to {url} as {}; the share is {}", node.instance, settings.trace_sampling);
+        info!("traces are exported to {url} as {}; sampling ratio {}", node.instance, settings.trace_sampling);
         let (tracer, spans) = Tracer::new(settings.trace_sampling, gateway.metrics.clone());
         gateway.notifier.trace_with(tracer);
         let (stop, stopped) = oneshot::channel();

@@ -35,9 +35,9 @@ pub enum Tone {
     Watch,
     /// Somebody should look at it.
     Bad,
-    /// It is beside the point.
+    /// Secondary text.
     Faint,
-    /// It is a heading.
+    /// Text of a heading.
     Strong,
 }
 

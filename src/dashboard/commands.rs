@@ -29,7 +29,7 @@ pub fn query_of(values: &[(&str, String)]) -> String {
 
 /// A request to a receiver, as far as it is known.
 pub struct KnownRequest<'a> {
-    /// Where it went.
+    /// URL of the request.
     pub url: &'a str,
     /// Its headers, with masked values.
     pub headers: &'a [(String, String)],

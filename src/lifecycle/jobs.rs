@@ -224,7 +224,7 @@ async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Erro
     // It is not known whether anything was written: the store is asked what is due.
     gateway.dispatcher.due_in_store(part.endpoint, now);
     if !matches!(problem, Error::Unreadable(_) | Error::UnknownCode(_)) {
-        warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} rests at endpoint {} and goes on soon: {problem}", job.id, part.endpoint);
+        warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} is interrupted at endpoint {} and continues soon: {problem}", job.id, part.endpoint);
         return;
     }
     warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} has failed at endpoint {}: {problem}", job.id, part.endpoint);
@@ -234,7 +234,9 @@ async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Erro
             gateway.dispatcher.admit(ended.freed);
             gateway.notifier.operational_events_written(&ended.operational_events);
         }
-        Err(problem) => warn!(job.id = %job.id, "the end of job {} is noted later: {problem}", job.id),
+        Err(problem) => {
+            warn!(job.id = %job.id, "job {} has finished, but its end could not be stored yet: {problem}", job.id)
+        }
     }
 }
 

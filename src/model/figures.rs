@@ -96,7 +96,7 @@ pub struct EarlyAttempts {
 pub struct SloCounts {
     /// Delivered within [`SLO_WITHIN_MS`].
     pub good: u64,
-    /// All of them.
+    /// Deliveries that ended and count in the goal.
     pub total: u64,
 }
 

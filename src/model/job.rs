@@ -102,22 +102,22 @@ impl JobKind {
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum JobState {
-    /// It goes on.
+    /// The job is running.
     Running = 0,
-    /// A person paused it.
+    /// A person paused the job.
     Paused = 1,
-    /// It has done all.
+    /// Every part of the job is done.
     Finished = 2,
-    /// A person ended it.
+    /// A person cancelled the job.
     Cancelled = 3,
-    /// It begins when another one of its tenant is over.
+    /// The job starts when another one of its tenant has ended.
     Queued = 4,
-    /// It met something that this version cannot read, and `error` says what.
+    /// The job met a record that this version cannot read; `error` names it.
     Failed = 5,
 }
 
 impl JobState {
-    /// Whether nothing more comes of it.
+    /// Whether the job has ended, for whatever reason.
     pub fn is_over(self) -> bool {
         match self {
             Self::Finished | Self::Cancelled | Self::Failed => true,
@@ -129,11 +129,11 @@ impl JobState {
 /// What a person may do to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobChange {
-    /// It rests until it is resumed.
+    /// Stops the job until it is resumed.
     Pause,
-    /// It goes on.
+    /// Continues a paused job.
     Resume,
-    /// It ends; what it has done stays done.
+    /// Ends the job; what it has changed stays changed.
     Cancel,
 }
 
@@ -243,11 +243,11 @@ pub struct JobCandidate {
 /// What a job does about a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobDecision {
-    /// It does not match.
+    /// The delivery does not match the filter.
     Pass,
-    /// It matches, and stays as it is for this reason.
+    /// The delivery matches, and stays as it is for this reason.
     LeaveOut(LeftOut),
-    /// It is changed.
+    /// The delivery matches and is changed.
     Take,
 }
 

@@ -21,12 +21,12 @@ use super::verdict::{Judgement, Verdict};
 pub enum NextState {
     /// The receiver accepted it.
     Delivered,
-    /// It waits for another attempt.
+    /// The delivery waits for another attempt.
     Waiting {
         /// Due time of the next attempt.
         due_at: Timestamp,
     },
-    /// It is a dead letter.
+    /// The delivery is a dead letter.
     Dead(DeadCause),
     /// The `expires_at` of its event has passed: it is dead (expired), and its lane
     /// moves on.

@@ -24,9 +24,9 @@ use super::answer::FailureKind;
 #[strum(serialize_all = "snake_case")]
 #[schema(as = StatusAction)]
 pub enum StatusAction {
-    /// It counts as delivered.
+    /// The answer counts as delivered.
     Deliver,
-    /// It is tried again.
+    /// The delivery is attempted again.
     Retry,
     /// It is parked at once as a dead letter.
     Refuse,

@@ -170,8 +170,8 @@ pub struct JobStep {
     pub unhold: Vec<DeliveryId>,
     /// What was left out on the way.
     pub left_out: Vec<LeftOut>,
-    /// Changed deliveries that have ended since, and how. Those that wait behind a dead
-    /// letter are not followed any longer, as the last of the part.
+    /// Changed deliveries that have ended since, and how. Deliveries that wait behind a
+    /// dead letter are no longer followed once they are the last of the part.
     pub ended: Vec<(DeliveryId, Option<DeliveryState>)>,
 }
 

@@ -397,7 +397,7 @@ async fn what_a_proxy_says_is_told_apart_and_its_own_trouble_costs_no_attempt() 
         gateway.send(json!({"id": "later", "type": "t", "endpoints": [endpoint["id"]], "data": 1})).await;
         eventually("it to be put back", || async {
             let log = std::fs::read_to_string(log.path()).unwrap();
-            if log.contains("put back and not counted") { Ok(()) } else { Err(log) }
+            if log.contains("not counted, tried again later") { Ok(()) } else { Err(log) }
         })
         .await;
         let delivery = gateway.delivery_of("later").await;

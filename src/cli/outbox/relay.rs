@@ -48,7 +48,7 @@ pub async fn run(args: RelayArgs) -> anyhow::Result<()> {
     let outbox = args.location.outbox()?;
     match outbox.check().await {
         Err(problem @ OutboxError::Unusable(_)) => bail!("the outbox at {}: {problem}", outbox.description()),
-        Err(problem @ OutboxError::Unavailable(_)) => warn!("the outbox is waited for: {problem}"),
+        Err(problem @ OutboxError::Unavailable(_)) => warn!("outbox database unavailable, trying again: {problem}"),
         Ok(_) => {}
     }
     let server = args.access.gateway()?.server;

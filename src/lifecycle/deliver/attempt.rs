@@ -115,7 +115,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
     }
     if claim.is_damaged {
         error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
-               "dead (damaged) without being sent: what is stored of it is not what was accepted; check the disk");
+               "delivery is dead (damaged), nothing was sent: the stored event does not match its checksum; check the disk");
         return ClaimResult::Outcome(ClaimOutcome::Damaged, None);
     }
     let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
@@ -127,7 +127,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
         Ok(request) => request,
         Err(why) => {
             error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
-                   "not attempted, put back and not counted: {why}");
+                   "attempt not started and not counted, tried again later: {why}");
             let due_at = after(started_at, context.put_back_delay());
             return ClaimResult::Outcome(ClaimOutcome::PutBack { due_at }, None);
         }
@@ -287,7 +287,7 @@ pub fn log_attempt(claim: &Claim, endpoint: &Endpoint, outcome: &ClaimOutcome) {
         ClaimOutcome::Attempted { attempt, next, .. } => (attempt, next),
         ClaimOutcome::PutBack { due_at } => {
             warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
-                  "not attempted, because of a failure on this side; put back and not counted");
+                  "attempt not started because of a failure in the gateway; not counted, tried again later");
             return;
         }
         ClaimOutcome::Expired { .. }

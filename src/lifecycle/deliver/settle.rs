@@ -153,7 +153,7 @@ pub async fn put_back_after_internal_error(
     problem: String,
 ) -> ClaimEnd {
     error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %claim.endpoint,
-           "an attempt failed inside the gateway; it is put back and not counted: {problem}");
+           "attempt failed inside the gateway; not counted, tried again later: {problem}");
     if context.store.any_endpoint(claim.endpoint).is_none() {
         return ClaimEnd::nothing();
     }

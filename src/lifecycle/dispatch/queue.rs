@@ -108,9 +108,9 @@ pub enum QueueOwner {
 /// The position of a queue in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueuePosition {
-    /// In no line.
+    /// Not scheduled: nothing of the queue can go now.
     Out,
-    /// In its tenant's line.
+    /// Scheduled in the round of its tenant.
     InLine,
     /// Waiting because slots are scarce and the endpoint has not answered
     /// since its last request.
