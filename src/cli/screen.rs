@@ -35,7 +35,7 @@ pub enum Tone {
     Watch,
     /// Somebody should look at it.
     Bad,
-    /// Secondary text.
+    /// Text that matters less.
     Faint,
     /// Text of a heading.
     Strong,
