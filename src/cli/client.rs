@@ -200,10 +200,11 @@ impl Client {
         }
     }
 
-    /// Makes a GET call; a 404 becomes none, unless it is the tenant that is missing.
+    /// Makes a GET call; a 404 becomes none, unless something of the tenant was asked for and
+    /// the tenant itself is missing.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url.clone(), None).await? {
-            (StatusCode::NOT_FOUND, text) if !Self::is_tenant_missing(&text) => Ok(None),
+            (StatusCode::NOT_FOUND, text) if !self.is_in_tenant(&url) || !Self::is_tenant_missing(&text) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
             (status, text) => Err(self.explain(&url, status, &text)),
         }
@@ -274,13 +275,17 @@ impl Client {
                 self.token_from
             );
         }
-        let is_in_tenant = url.path().contains(&format!("/v1/tenants/{}/", self.tenant));
-        if status == StatusCode::NOT_FOUND && is_in_tenant && !self.is_tenant_named {
+        if status == StatusCode::NOT_FOUND && self.is_in_tenant(url) && !self.is_tenant_named {
             told.push_str("; --tenant names another tenant");
         } else if status == StatusCode::NOT_FOUND && Self::is_tenant_missing(body) && !self.has_issued_token {
             told.push_str("; `posthaste tenants list` shows those there are");
         }
         CommandFailure::answered(status, told, body).into()
+    }
+
+    /// Whether a URL names something of the tenant, not the tenant itself.
+    fn is_in_tenant(&self, url: &Url) -> bool {
+        url.path().contains(&format!("/v1/tenants/{}/", self.tenant))
     }
 
     /// Whether an answer says that the tenant itself does not exist.
