@@ -151,7 +151,8 @@ impl ShownColumns {
             format: format_of(self.format.0)?,
             state,
             cause: self.cause.map(|code| cause_of(code.0)).transpose()?,
-            is_behind: self.is_behind,
+            // A store may keep for a dead letter that it died behind others of its lane.
+            is_behind: self.is_behind && state == DeliveryState::Waiting,
             due_at: at(self.due_at),
             is_urgent: self.is_urgent,
             expires_at: self.expires_at.map(at),

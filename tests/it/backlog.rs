@@ -84,7 +84,15 @@ async fn fill(gateway: &Gateway, count: usize, event: fn(usize) -> Value) {
                         return;
                     }
                     let events: Vec<Value> = (batch * PER_BATCH..(batch + 1) * PER_BATCH).map(event).collect();
-                    client.post_json("/v1/tenants/default/events/batch", &Value::from(events)).await.expect(202);
+                    let events = Value::from(events);
+                    // A fast machine hands in more than a tenant's usual rate, and asks again.
+                    let answer = loop {
+                        let answer = client.post_json("/v1/tenants/default/events/batch", &events).await;
+                        if answer.status != 429 {
+                            break answer;
+                        }
+                    };
+                    answer.expect(202);
                 }
             })
         })
@@ -133,7 +141,8 @@ async fn two_hundred_thousand_dead_letters_are_replayed_each_once_through_a_kill
     preview["dry_run"] = json!(true);
     let (asked, preview) = (Instant::now(), gateway.client.post_json(jobs, &preview).await.expect(200));
     let previewed = asked.elapsed();
-    assert_eq!((&preview["matches"], &preview["is_exact"]), (&json!(DEAD), &json!(true)), "{preview}");
+    // The tally knows how many there are, and not whether some were expunged.
+    assert_eq!((&preview["matches"], &preview["bound"]), (&json!(DEAD), &json!("at_most")), "{preview}");
     assert!(previewed < Duration::from_secs(5), "the preview took {previewed:?}");
     let began = Instant::now();
     let job = gateway.client.post_json(jobs, &replay).await.expect(202);

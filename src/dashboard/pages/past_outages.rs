@@ -127,12 +127,12 @@ fn sharpen(outage: &mut Outage, attempts: &[ShownAttempt], now: Timestamp) {
     let rough = outage.clone();
     let is_delivered = |attempt: &&ShownAttempt| attempt.verdict == Verdict::Delivered;
     let failed = || attempts.iter().filter(|attempt| attempt.verdict != Verdict::Delivered);
-    let last_well = attempts.iter().filter(is_delivered).filter(|well| well.started_at < rough.from).next_back();
+    let last_well = attempts.iter().filter(is_delivered).rfind(|well| well.started_at < rough.from);
     let mut first = failed().filter(|failed| last_well.is_none_or(|well| well.started_at < failed.started_at));
     if let Some(first) = first.find(|failed| is_near(rough.from, failed.started_at)) {
         outage.from = first.started_at;
     }
-    let last = failed().filter(|failed| is_near(rough.to, failed.ended_at())).next_back();
+    let last = failed().rfind(|failed| is_near(rough.to, failed.ended_at()));
     if let Some(last) = last {
         let next_well = attempts.iter().filter(is_delivered).find(|well| well.started_at >= last.ended_at());
         outage.to = next_well.map_or_else(|| last.ended_at(), |well| well.started_at);
