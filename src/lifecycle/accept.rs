@@ -429,7 +429,7 @@ fn outcome(gateway: &Gateway, event: &Event, targets: Option<&[EndpointId]>, res
         AcceptResult::New { deliveries, claims } => {
             // Of a batch that was undone there is nothing to start or to count.
             match targets {
-                Some(_) if event.is_self_test() => gateway.dispatcher.admit(claims),
+                Some(_) if event.is_self_test() => gateway.dispatcher.admit_since(claims, event.accepted_at),
                 Some(targets) => gateway.dispatcher.admit_new(event, targets, claims),
                 None => {}
             }

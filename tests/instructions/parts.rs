@@ -187,7 +187,7 @@ fn dispatcher_trip(times: u64) {
         // A second apart, so that no rate holds anything back.
         let now = at(1 + number as i64);
         let gate = || Some(EndpointGate::of(&store.all, TenantQuota::default(), None, terms));
-        queues.admit(black_box(claim.clone()), now, gate);
+        queues.admit(black_box(claim.clone()), now, now, gate);
         let (started, _) = queues.take_next(now, None, || 1).expect("nothing holds it back");
         let breaker_input = BreakerInput {
             verdict: Verdict::Delivered,

@@ -15,7 +15,7 @@ impl Dispatcher {
         {
             let (now, mut queues) = (self.now(), self.queues());
             queues.figures.accepted(event, endpoints, now);
-            self.enqueue_owned(&mut queues, claims, now);
+            self.enqueue_owned(&mut queues, claims, event.accepted_at, now);
         }
         if has_claims {
             self.pump();

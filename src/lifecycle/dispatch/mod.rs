@@ -120,20 +120,26 @@ impl Dispatcher {
         }
     }
 
-    /// Takes in deliveries that may go at once.
+    /// Takes in deliveries that may go at once, and were written at some time: they are
+    /// read from the store, in case a read has brought them already.
     pub fn admit(&self, claims: Vec<Claim>) {
+        self.admit_since(claims, Timestamp::MIN);
+    }
+
+    /// Takes in deliveries that may go at once, and were written after `since`.
+    pub fn admit_since(&self, claims: Vec<Claim>, since: Timestamp) {
         if claims.is_empty() {
             return;
         }
-        self.enqueue_owned(&mut self.queues(), claims, self.now());
+        self.enqueue_owned(&mut self.queues(), claims, since, self.now());
         self.pump();
     }
 
-    fn enqueue_owned(&self, queues: &mut EndpointQueues, claims: Vec<Claim>, now: Timestamp) {
+    fn enqueue_owned(&self, queues: &mut EndpointQueues, claims: Vec<Claim>, since: Timestamp, now: Timestamp) {
         for claim in claims {
             let endpoint = claim.endpoint;
             if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
-                queues.admit(claim, now, || self.gate(endpoint));
+                queues.admit(claim, since, now, || self.gate(endpoint));
             }
         }
     }
@@ -369,11 +375,14 @@ struct InFlightGuard {
     is_sending: bool,
     /// The receiver asked for something that is in force before it is durable.
     is_backpressure_pending: bool,
+    /// Time before which nothing of the outcome was written.
+    answered_at: Timestamp,
 }
 
 impl InFlightGuard {
     fn new(dispatcher: Dispatcher, claim: Claim) -> Self {
-        Self { dispatcher, claim: Some(claim), is_sending: true, is_backpressure_pending: false }
+        let (is_sending, is_backpressure_pending) = (true, false);
+        Self { dispatcher, claim: Some(claim), is_sending, is_backpressure_pending, answered_at: Timestamp::MIN }
     }
 
     /// The receiver is no longer being asked anything. Returns what its answer
@@ -384,6 +393,7 @@ impl InFlightGuard {
             && let Some(claim) = &self.claim
         {
             let now = self.dispatcher.now();
+            self.answered_at = now;
             update = self.dispatcher.queues().apply_attempt_result(claim.endpoint, claim.id, answer, now);
             self.is_backpressure_pending = is_backpressure(&update);
             self.dispatcher.pump();
@@ -426,7 +436,7 @@ impl InFlightGuard {
         if settled.freed.is_empty() {
             dispatcher.pump();
         } else {
-            dispatcher.admit(settled.freed);
+            dispatcher.admit_since(settled.freed, self.answered_at);
         }
     }
 }

@@ -63,6 +63,8 @@ pub struct EndpointQueue {
     pub urgent_due: Option<Timestamp>,
     /// Whether a read of the store for this endpoint is running.
     pub is_reading: bool,
+    /// Time up to which the store was read last, or is being read.
+    pub read_until: Timestamp,
     /// Earliest due time of what is being read or could not be read. It is
     /// used only to report lag.
     pub reading_due: Option<Timestamp>,
@@ -151,6 +153,7 @@ impl EndpointQueue {
             stored_due: None,
             urgent_due: None,
             is_reading: false,
+            read_until: Timestamp::MIN,
             reading_due: None,
             was_blocked: false,
             free_since: Timestamp::MIN,
@@ -339,9 +342,10 @@ impl EndpointQueue {
         std::mem::replace(&mut self.held_by, held_by) != held_by
     }
 
-    /// Begins a read of what is due in the store.
-    pub fn begin_read(&mut self) {
+    /// Begins a read of what is due in the store now.
+    pub fn begin_read(&mut self, now: Timestamp) {
         self.is_reading = true;
+        self.read_until = now;
         self.reading_due = self.reading_due.into_iter().chain(self.stored_due.take()).min();
         self.urgent_due = None;
     }

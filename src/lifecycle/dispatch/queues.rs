@@ -53,6 +53,8 @@ const TIDY_AT: usize = 1_024;
 pub struct EndpointQueues {
     limits: NodeLimits,
     began_at: Timestamp,
+    /// Time of the last read of any endpoint, whose queue may be gone by now.
+    read_until: Timestamp,
     endpoints: IdMap<EndpointId, EndpointQueue>,
     /// Order in which endpoints have their turns.
     scheduler: FairScheduler,
@@ -92,6 +94,7 @@ impl EndpointQueues {
         Self {
             limits,
             began_at,
+            read_until: Timestamp::MIN,
             endpoints: IdMap::default(),
             scheduler: FairScheduler::new(limits.slots, began_at),
             cpu_throttle: CpuThrottle::none(),
@@ -124,15 +127,24 @@ impl EndpointQueues {
             Entry::Occupied(entry) => Some(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let mut queue = EndpointQueue::new(gate()?, self.began_at);
+                queue.read_until = self.read_until;
                 queue.adjust_rate(now);
                 Some(entry.insert(queue))
             }
         }
     }
 
-    /// Admits a delivery that may start: newly accepted, or next of its lane.
+    /// Admits a delivery that may start: newly accepted, or next of its lane. It can be
+    /// read from the store since `since`: a read that began later may have brought it
+    /// already, and it may even be delivered by now, so that only the store knows.
     /// `gate` is called if the endpoint has no queue yet.
-    pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<EndpointGate>) {
+    pub fn admit(
+        &mut self,
+        claim: Claim,
+        since: Timestamp,
+        now: Timestamp,
+        gate: impl FnOnce() -> Option<EndpointGate>,
+    ) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
         if claim.progress.attempts == 0 {
@@ -142,6 +154,7 @@ impl EndpointQueues {
         let waits_in_store = !queue.may_start(&claim, now)
             || is_crowded
             || queue.is_reading
+            || queue.read_until >= since
             || queue.ready.len() >= READY_MAX
             || claim.due_at > now
             || queue.stored_due.is_some_and(|due_at| due_at <= now);

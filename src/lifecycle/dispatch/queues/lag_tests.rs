@@ -74,7 +74,7 @@ fn what_lies_in_the_store_alone_counts_from_when_it_was_due_also_while_it_is_rea
     assert_eq!(queues.poll_due(at(0)).len(), 1);
     assert_eq!(lag(&queues, at(5)), free(55), "it is being read");
     // A delivery that comes meanwhile is younger, and changes nothing.
-    queues.admit(claim(a, 9, at(4)), at(4), || unreachable!("it is known"));
+    queues.admit(claim(a, 9, at(4)), Timestamp::MAX, at(4), || unreachable!("it is known"));
     assert_eq!(lag(&queues, at(5)), free(55));
     queues.read_done(a, page(vec![claim(a, 1, at(-50))], Some(at(-40))), at(6), at(9));
     assert_eq!(lag(&queues, at(6)), free(56), "read, and not started");
@@ -99,7 +99,7 @@ fn a_store_that_cannot_be_read_makes_everything_older_and_not_younger() {
     assert_eq!(lag(&queues, at(20)), free(70));
     // Meanwhile new deliveries start, as they would with nothing in the store.
     queues.read_done(a, None, at(21), at(40));
-    queues.admit(claim(a, 9, at(22)), at(22), || unreachable!("it is known"));
+    queues.admit(claim(a, 9, at(22)), Timestamp::MAX, at(22), || unreachable!("it is known"));
     assert!(queues.take_next(at(22), None, || 1).is_some());
 }
 
@@ -108,7 +108,7 @@ fn what_is_not_due_or_on_its_way_is_not_late() {
     let (mut queues, a) = (node(), endpoint(1));
     queues.due_in_store(a, at(100), at(0), || Some(open()));
     assert_eq!(lag(&queues, at(0)), Lag::default());
-    queues.admit(claim(a, 1, at(0)), at(0), || unreachable!("it is known"));
+    queues.admit(claim(a, 1, at(0)), Timestamp::MAX, at(0), || unreachable!("it is known"));
     assert_eq!(lag(&queues, at(3)), free(3));
     let (taken, _) = queues.take_next(at(3), None, || 1).unwrap();
     assert_eq!(lag(&queues, at(9)), Lag::default(), "it is on its way");
@@ -157,7 +157,7 @@ fn a_rate_that_is_met_holds_its_backlog_also_between_two_starts() {
     let (mut queues, a) = (node(), endpoint(1));
     let slow = EndpointGate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
     for n in 0..3 {
-        queues.admit(claim(a, n, at(0)), at(0), || Some(slow.clone()));
+        queues.admit(claim(a, n, at(0)), Timestamp::MAX, at(0), || Some(slow.clone()));
     }
     let (taken, _) = queues.take_next(at(0), None, || 1).unwrap();
     queues.apply_attempt_result(a, taken.id, None, at(0));

@@ -28,7 +28,8 @@ impl EndpointQueues {
                 queue.adjust_rate(now);
             }
             if queue.read_at().is_some_and(|at| at <= now) {
-                queue.begin_read();
+                queue.begin_read(now);
+                self.read_until = now;
                 queries.push(DueQuery {
                     endpoint,
                     until: now,

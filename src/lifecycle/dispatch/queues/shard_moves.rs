@@ -177,7 +177,7 @@ mod tests {
     fn what_goes_is_forgotten_but_for_what_is_in_flight() {
         let mut queues = node();
         for (n, lane) in [(1, Some("k")), (2, Some("k")), (3, None), (4, None)] {
-            queues.admit(claim(n, lane), at(0), || Some(gate(1, None)));
+            queues.admit(claim(n, lane), Timestamp::MAX, at(0), || Some(gate(1, None)));
         }
         let started = take(&mut queues, 0);
         assert_eq!(started.len(), 2, "the cap");
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_shard_that_comes_back_leaves_out_what_is_still_in_flight_and_keeps_its_lane() {
         let mut queues = node();
-        queues.admit(claim(1, Some("k")), at(0), || Some(gate(1, None)));
+        queues.admit(claim(1, Some("k")), Timestamp::MAX, at(0), || Some(gate(1, None)));
         let (old, lease) = take(&mut queues, 0).remove(0);
         queues.forget_shards(&HERE, at(0));
         queues.shards_gained(&HERE, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
@@ -237,7 +237,7 @@ mod tests {
     fn what_the_lease_is_too_short_for_waits_in_its_place_and_pays_nothing() {
         let mut queues = node();
         for n in 1..4 {
-            queues.admit(claim(n, None), at(0), || Some(gate(1, None)));
+            queues.admit(claim(n, None), Timestamp::MAX, at(0), || Some(gate(1, None)));
         }
         let left = |seconds| Some(Duration::from_secs(seconds));
         assert!(queues.take_next(at(0), left(4), || 1).is_none());
@@ -269,7 +269,7 @@ mod tests {
                     let queues = &mut nodes[owner];
                     while queues.endpoints.get(&endpoint()).is_none_or(|queue| queue.ready.len() < 40) {
                         n += 1;
-                        queues.admit(claim(n, None), at(moment), || Some(gate(since)));
+                        queues.admit(claim(n, None), Timestamp::MAX, at(moment), || Some(gate(since)));
                     }
                     queues.poll_due(at(moment));
                     for (claim, _) in take(queues, moment) {

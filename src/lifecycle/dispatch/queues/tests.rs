@@ -77,7 +77,7 @@ impl std::ops::DerefMut for Node {
 impl Node {
     fn admit(&mut self, claim: Claim, gate: EndpointGate, now: Timestamp) {
         self.now = now;
-        self.queues.admit(claim, now, || Some(gate));
+        self.queues.admit(claim, Timestamp::MAX, now, || Some(gate));
     }
 
     fn take_next(&mut self) -> Option<Claim> {
@@ -218,6 +218,29 @@ fn a_read_never_brings_back_what_was_settled_meanwhile() {
     queues.settled(&first, None);
     queues.read_done(a, page(vec![claim(a, 1, None)], None), at(0), at(1));
     assert!(queues.take_next().is_none());
+}
+
+#[test]
+fn a_delivery_that_a_read_may_have_brought_is_for_the_store_to_say() {
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.stored(a, at(5), open());
+    queues.take_reads(at(5));
+    // It was written at 5 and read at once, and is delivered before its acceptance is told here.
+    queues.read_done(a, page(vec![claim(a, 1, None)], None), at(5), at(6));
+    let read = queues.take_next().unwrap();
+    queues.answered(a);
+    queues.settled(&read, None);
+    for _ in 0..2 {
+        queues.queues.admit(claim(a, 1, None), at(5), at(5), || Some(open()));
+        assert!(queues.take_next().is_none(), "it is not sent twice");
+        assert_eq!(queues.take_reads(at(5)).len(), 1, "the store is asked");
+        queues.read_done(a, page(vec![], None), at(5), at(6));
+        // It is the same for a queue that was forgotten meanwhile.
+        queues.remove(a, at(5));
+        assert!(queues.endpoints.is_empty());
+    }
+    queues.queues.admit(claim(a, 2, None), at(6), at(6), || Some(open()));
+    assert!(queues.take_next().is_some(), "what was written later starts at once");
 }
 
 #[test]
