@@ -45,6 +45,8 @@ use crate::lifecycle::publish_status;
 use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
 use crate::lifecycle::self_test;
+use crate::lifecycle::share_accept_delays;
+use crate::lifecycle::shared_answers::SharedAnswers;
 use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointDefaults;
@@ -58,6 +60,7 @@ use crate::store::Store;
 use crate::store::embedded::LOG_BYTES_MAX;
 use admin_token::{admin_token, reload_admin_token};
 use store_handle::StoreHandle;
+pub use store_handle::host_name;
 use trace_export::TraceExport;
 
 mod admin_token;
@@ -73,6 +76,7 @@ pub mod outboxes;
 mod pages;
 mod path_prefix;
 mod permissions;
+mod portal_host;
 mod startup;
 mod store_handle;
 mod trace_export;
@@ -126,7 +130,7 @@ impl App {
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = socket.local_addr()?;
-        let pages_listener = pages::bind(settings).await?;
+        let pages_listener = pages::bind_pages_address(settings).await?;
         let started = api::health::GatewayCell::default();
         let (probe_address, probes) = match settings.health_listen.0 {
             Some(address) => Some(startup::StartupServer::to_probes(address, started.clone()).await?).unzip(),
@@ -136,17 +140,17 @@ impl App {
         let source = if settings.database()?.is_some() { WallSource::Database } else { WallSource::Machine };
         let engine = Arc::new(EngineClock::new(source));
         let clock: Arc<dyn Clock> = engine.clone();
-        let listener = Listener { socket, tls: front_tls::prepare(settings, clock.as_ref())? };
-        let mail = MailQueue::new(mailer(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
+        let listener = Listener { socket, tls: front_tls::prepare_tls(settings, clock.as_ref(), &metrics)? };
+        let mail = MailQueue::new(build_mailer(settings, &clock)?, clock.clone());
         let store = open_store(settings, &options, &listener, &metrics, &engine).await?;
-        let checkpoints = clock_checkpoints::resume(&store, engine).await?;
+        let checkpoints = clock_checkpoints::resume_clock(&store, engine).await?;
         ensure_tenants(store.store().as_ref(), clock.as_ref()).await?;
         let (admin, new_token) =
             admin_token(store.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
-        let egress = Arc::new(egress(settings, [Some(address), probe_address].into_iter().flatten().collect())?);
+        let egress = Arc::new(build_egress(settings, [Some(address), probe_address].into_iter().flatten().collect())?);
         let clock_and_admin = (clock, AdminToken::new(admin));
-        let gateway = Arc::new(gateway(settings, &store, egress.clone(), mail, metrics, clock_and_admin).await?);
+        let gateway = Arc::new(build_gateway(settings, &store, egress.clone(), mail, metrics, clock_and_admin).await?);
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.notifier.mail_missed(|_| true);
         warn_of_forbidden(gateway.store.as_ref(), &egress);
@@ -158,7 +162,7 @@ impl App {
         tasks.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
         tasks.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
         tasks.extend(store.is_shared().then(|| tokio::spawn(reload_admin_token(gateway.clone()))));
-        tasks.extend(front_tls::start_watching(settings, &listener, &api.gateway.clock));
+        tasks.extend(front_tls::start_watching(settings, &listener, &gateway));
         let outboxes = outboxes::OutboxRelays::start(settings, &api, address)?;
         let (stop_serving, serving) = pages::start_serving(settings, listener, pages_listener, api.clone())?;
         Ok(Self {
@@ -222,7 +226,7 @@ impl App {
             warn!("{unsent} unsent mails to owners of endpoints are dropped");
         }
         if let Some(probes) = self.probes {
-            probes.end().await;
+            probes.stop().await;
         }
         drop(self.api);
         drop(self.gateway);
@@ -242,11 +246,11 @@ async fn open_store(
 ) -> anyhow::Result<StoreHandle> {
     let Some(url) = settings.database()? else {
         refuse_small_reserve(settings)?;
-        return StoreHandle::open_embedded(settings, metrics.commits(), options.is_store_new);
+        return StoreHandle::open_embedded(settings, metrics.commit_metrics(), options.is_store_new);
     };
     let startup_server = startup::StartupServer::start(listener, settings.trusted_proxies.0.clone())?;
-    let opened = StoreHandle::open_shared(settings, &url, metrics.commits(), clock, &options.stop).await;
-    startup_server.end().await;
+    let opened = StoreHandle::open_shared(settings, &url, metrics.commit_metrics(), clock, &options.stop).await;
+    startup_server.stop().await;
     opened
 }
 
@@ -270,9 +274,10 @@ fn api_state(
         failures: api::auth_failures::AuthFailures::default(),
         uses: auth::TokenUses::default(),
         sign_ins: Default::default(),
+        portal_url: settings.portal_url.0.clone(),
         portal_origins: settings.portal_origins.0.clone(),
         trusted_proxies: settings.trusted_proxies.0.clone(),
-        event_bytes_max: bytes(settings.max_event_bytes),
+        event_bytes_max: size_in_bytes(settings.max_event_bytes),
         redacts_payloads: settings.redact_payloads.0,
         slo_target: settings.slo_target,
         store_gauges: Default::default(),
@@ -281,7 +286,7 @@ fn api_state(
 }
 
 /// Builds the gateway on this store.
-async fn gateway(
+async fn build_gateway(
     settings: &Settings,
     handle: &StoreHandle,
     egress: Arc<Egress>,
@@ -308,15 +313,30 @@ async fn gateway(
         rand::random(),
     );
     context.logged_attempts = settings.log_attempts;
-    let dispatcher = Dispatcher::new(context, limits(settings));
+    let dispatcher = Dispatcher::new(context, node_limits(settings));
     let space = if handle.is_shared() {
         // The database has a disk of its own, and reports itself when that is full.
         DiskSpace::endless()
     } else {
         DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0)
     };
-    let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
-    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier, admin, called_from, metrics })
+    let intake = Intake::new(size_in_bytes(settings.ingest_memory), settings.ingest_waiting.0);
+    let answers = SharedAnswers::default();
+    Ok(Gateway {
+        store,
+        dispatcher,
+        expiry,
+        clock,
+        space,
+        intake,
+        links,
+        mail,
+        notifier,
+        admin,
+        called_from,
+        answers,
+        metrics,
+    })
 }
 
 /// Refuses a disk reserve so small that the store's own log could use up the space
@@ -335,7 +355,7 @@ fn refuse_small_reserve(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn limits(settings: &Settings) -> NodeLimits {
+fn node_limits(settings: &Settings) -> NodeLimits {
     NodeLimits {
         slots: settings.max_in_flight.0,
         per_host: Some(settings.max_in_flight_per_host.0).filter(|most| *most > 0),
@@ -344,7 +364,7 @@ fn limits(settings: &Settings) -> NodeLimits {
 }
 
 /// Builds the egress rules; `own` are the addresses that this gateway listens on.
-fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
+fn build_egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     let guard = Guard {
         allowed: settings.allow_egress.0.clone(),
         denied: settings.deny_egress.0.clone(),
@@ -372,7 +392,7 @@ fn refuse_foreign_sources(sources: SourceAddresses) -> anyhow::Result<()> {
     }
 }
 
-fn bytes(setting: Size) -> usize {
+fn size_in_bytes(setting: Size) -> usize {
     usize::try_from(setting.0).unwrap_or(usize::MAX)
 }
 
@@ -414,6 +434,7 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
         tokio::spawn(cluster::run(gateway.clone())),
         tokio::spawn(jobs::run(gateway.clone())),
         tokio::spawn(publish_status::run(gateway.clone())),
+        tokio::spawn(share_accept_delays::run(gateway.clone())),
         tokio::spawn(retention::run(gateway.clone(), retention)),
         tokio::spawn(async move { mail.run().await }),
         tokio::spawn(watch_disk(gateway.clone())),
@@ -432,7 +453,7 @@ async fn watch_disk(gateway: Arc<Gateway>) {
 }
 
 /// Returns the mailer, if a mail server is configured.
-fn mailer(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Mailer>>> {
+fn build_mailer(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Mailer>>> {
     let OptionalMailServer::Server(server) = &settings.smtp else { return Ok(None) };
     let password = settings.smtp_password_file.0.as_deref().map(read_password).transpose()?;
     let mailer = SmtpMailer::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());

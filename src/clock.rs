@@ -138,7 +138,7 @@ impl EngineClock {
     /// stopped, so a wall clock that was set meanwhile changes nothing. After a
     /// reboot only the wall clock can tell.
     pub fn resume(&self, checkpoint: Option<&ClockCheckpoint>, floor: Option<Timestamp>) {
-        let machine = MachineTime { boot_id: boot_id(), boot_ms: boot_ms(), wall_ms: wall_ms() };
+        let machine = MachineTime::read();
         let base = resumed_base_ms(checkpoint, floor, &machine);
         self.base_ms.store(base, Ordering::SeqCst);
         self.latest_ms.store(machine.boot_ms + base, Ordering::SeqCst);
@@ -185,6 +185,26 @@ struct MachineTime {
     boot_id: String,
     boot_ms: i64,
     wall_ms: i64,
+}
+
+impl MachineTime {
+    fn read() -> Self {
+        Self { boot_id: boot_id(), boot_ms: boot_ms(), wall_ms: wall_ms() }
+    }
+}
+
+impl ClockCheckpoint {
+    /// Returns by how many milliseconds the wall clock was set since this was written;
+    /// nothing if the machine was booted since, because then only the wall clock tells
+    /// the time.
+    pub fn wall_step_ms(&self) -> Option<i64> {
+        self.wall_step_by(&MachineTime::read())
+    }
+
+    fn wall_step_by(&self, machine: &MachineTime) -> Option<i64> {
+        let is_same_boot = !self.boot_id.is_empty() && self.boot_id == machine.boot_id;
+        is_same_boot.then(|| machine.wall_ms - (machine.boot_ms + self.base_ms + self.wall_offset_ms))
+    }
 }
 
 /// Returns the engine time at boot, in milliseconds, that a resumed clock uses.
@@ -369,6 +389,17 @@ mod tests {
         for set_by in [0, 2 * HOUR, -2 * HOUR] {
             let now = machine("one", 3 * HOUR, NOON + 2 * HOUR + set_by);
             assert_eq!(resumed_base_ms(Some(&checkpoint()), None, &now) + 3 * HOUR, NOON + 2 * HOUR, "set by {set_by}");
+        }
+    }
+
+    #[test]
+    fn by_how_much_the_wall_clock_was_set_is_told_within_one_run_of_the_machine() {
+        let ahead = ClockCheckpoint { wall_offset_ms: HOUR, ..checkpoint() };
+        for set_by in [0, 2 * HOUR, -2 * HOUR] {
+            let now = |boot_id: &str| machine(boot_id, 3 * HOUR, NOON + 2 * HOUR + set_by);
+            assert_eq!(checkpoint().wall_step_by(&now("one")), Some(set_by));
+            assert_eq!(ahead.wall_step_by(&now("one")), Some(set_by - HOUR), "an hour of it was known");
+            assert_eq!(checkpoint().wall_step_by(&now("two")), None, "a reboot in between");
         }
     }
 

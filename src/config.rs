@@ -26,8 +26,8 @@ pub use outbox_list::OutboxList;
 use values::default_sender;
 pub use values::{
     Count, DirectoryPath, ListenAddress, LogFilter, LogFormat, Mailbox, NetworkList, OptionalDatabase,
-    OptionalFilePath, OptionalListenAddress, OptionalMailServer, OptionalProxy, OptionalPublicUrl, OptionalRetention,
-    OriginList, PortList, YesNo,
+    OptionalFilePath, OptionalListenAddress, OptionalMailServer, OptionalPortalUrl, OptionalProxy, OptionalPublicUrl,
+    OptionalRetention, OriginList, PortList, YesNo,
 };
 
 mod collector_url;
@@ -76,14 +76,14 @@ macro_rules! settings {
                     (None, None) => SettingOrigin::Default,
                 }),*];
                 let settings = Self::resolve(first, file);
-                let shown = settings.shown().into_iter().zip(origins);
+                let shown = settings.values_for_display().into_iter().zip(origins);
                 let shown = shown.map(|((name, value), origin)| SettingInForce { name: name.replace('_', "-"), value, origin });
                 let shown = shown.collect();
                 (settings, shown)
             }
 
             /// Returns the name and the value of every setting, for display.
-            pub fn shown(&self) -> Vec<(&'static str, String)> {
+            pub fn values_for_display(&self) -> Vec<(&'static str, String)> {
                 vec![$((stringify!($name), self.$name.to_string()),)*]
             }
         }
@@ -138,7 +138,7 @@ settings! {
     database_wait: Span = Span::secs(60), "POSTHASTE_DATABASE_WAIT", "DURATION";
     /// How long a node that no longer renews its lease keeps its shards; then the others take them over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
-    /// A producer's PostgreSQL whose [outbox](producing.md#the-outbox) is relayed, such as `postgres://relay:password@db.example.com/shop`. It may be given several times, on the command line; in the environment and in the file the URLs have blanks between them. There are at most 16; relay more of them with [`posthaste outbox relay`](producing.md#the-outbox). Nodes may all have the same ones: one of them relays each. It is never shown with its password.
+    /// A producer's PostgreSQL whose [outbox](producing.md#the-outbox) is relayed, such as `postgres://relay:password@db.example.com/shop`. It may be given several times, on the command line; in the environment and in the file the URLs have blanks between them. Nodes may all have the same ones: one of them relays each. It is never shown with its password.
     outbox: OutboxList = OutboxList::Urls(Vec::new()), "POSTHASTE_OUTBOX", "URL";
     /// The file that holds the URLs of outboxes, one per line, read at start. They are added to those of `--outbox`.
     outbox_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_OUTBOX_FILE", "FILE";
@@ -150,10 +150,12 @@ settings! {
     tls_key: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_TLS_KEY", "FILE";
     /// A second address that answers `/healthz`, `/readyz` and `/metrics` alone, such as 127.0.0.1:8401, on connections of its own and from the moment the process starts, also while it waits for its database. Point probes and Prometheus at it, and keep strangers away from it: then nothing that they do to `--listen` can fail a probe. Without it they are answered on `--listen` alone.
     health_listen: OptionalListenAddress = OptionalListenAddress(None), "POSTHASTE_HEALTH_LISTEN", "ADDR";
-    /// Where the [dashboard](dashboard.md) and the customers' portal are served: `on` for the address of the API, `off` for nowhere, or an address of their own such as 127.0.0.1:8402, where the API is not served.
+    /// Where the [dashboard](dashboard.md) and the customers' portal are served: `on` for the address of the API, `off` for nowhere, or an address of their own such as 127.0.0.1:8402, where the API is not served. With `--tls-certificate` they are https there, too.
     dashboard: DashboardPlace = DashboardPlace::On, "POSTHASTE_DASHBOARD", "on|off|ADDR";
     /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events, and of links with which people sign in. The paths below `/data/` are all they need. The same on every node.
     public_url: OptionalPublicUrl = OptionalPublicUrl(None), "POSTHASTE_PUBLIC_URL", "URL";
+    /// A host of its own for the customers' [portal](portal.md#on-a-host-of-its-own), such as `https://webhooks.example.com`: links to the portal begin with it, and requests to that host reach the pages of the portal and nothing else. Without it the portal is at `--public-url`, below `/portal`. The same on every node.
+    portal_url: OptionalPortalUrl = OptionalPortalUrl(None), "POSTHASTE_PORTAL_URL", "URL";
     /// Origins whose pages may show the portal in a frame, such as `https://app.example.com`; nobody's without it. `http` is taken for this machine alone.
     portal_origins: OriginList = OriginList(Vec::new()), "POSTHASTE_PORTAL_ORIGINS", "ORIGIN[,ORIGIN]";
     /// How many connections to the API may be open at once. Beyond it health checks are still answered, and a valid token takes the place of a connection that has shown none and waits; everything else is answered 503. One address may hold half of them with connections whose last request carried no valid token.
@@ -343,6 +345,7 @@ impl Settings {
         if !(Span::secs(2)..=Span::secs(300)).contains(&self.lease) {
             bail!("lease is {}; use 2s to 5m", self.lease);
         }
+        self.check_portal()?;
         self.collector()?;
         self.check_egress()?;
         self.check_tls()?;
@@ -404,6 +407,18 @@ impl Settings {
             }
             (Some(_), Some(_)) | (None, None) => Ok(()),
         }
+    }
+
+    fn check_portal(&self) -> anyhow::Result<()> {
+        let Some((portal, public)) = self.portal_url.0.as_ref().zip(self.public_url.0.as_ref()) else { return Ok(()) };
+        let host = public.split_once("://").and_then(|(_, rest)| rest.split('/').next()).unwrap_or_default();
+        if portal.has_name(host) {
+            bail!(
+                "portal-url is {}, and public-url has the same host; give the portal another one, or leave portal-url out",
+                portal.as_str()
+            );
+        }
+        Ok(())
     }
 
     fn check_egress(&self) -> anyhow::Result<()> {
@@ -489,10 +504,16 @@ mod tests {
     #[test]
     fn what_config_prints_the_file_takes() {
         let settings = Settings::resolve(PartialSettings::default(), PartialSettings::default());
-        let printed: String =
-            settings.shown().iter().map(|(name, value)| format!("{} = {value:?}\n", name.replace('_', "-"))).collect();
+        let printed: String = settings
+            .values_for_display()
+            .iter()
+            .map(|(name, value)| format!("{} = {value:?}\n", name.replace('_', "-")))
+            .collect();
         let file: PartialSettings = toml::from_str(&printed).unwrap();
-        assert_eq!(Settings::resolve(file, PartialSettings::default()).shown(), settings.shown());
+        assert_eq!(
+            Settings::resolve(file, PartialSettings::default()).values_for_display(),
+            settings.values_for_display()
+        );
         let plain: PartialSettings = toml::from_str("max-in-flight = 7\ndisk-reserve = 1000").unwrap();
         assert_eq!((plain.max_in_flight, plain.disk_reserve), (Some(Count(7)), Some(Size(1_000))));
     }
@@ -575,7 +596,7 @@ mod tests {
                     mail-from = \"Hooks <hooks@example.com>\"\n";
         let settings = Settings::resolve(toml::from_str(text).unwrap(), PartialSettings::default());
         settings.check().unwrap();
-        for (name, value) in settings.shown() {
+        for (name, value) in settings.values_for_display() {
             let line = format!("{} = {value:?}", name.replace('_', "-"));
             assert_eq!(text.contains(&line), name.contains("smtp") || name.contains("mail"), "{line}");
         }
@@ -593,7 +614,7 @@ mod tests {
         assert!(!format!("{given:?}").contains("hush"));
         let settings = Settings::resolve(given, PartialSettings::default());
         settings.check().unwrap();
-        let shown = settings.shown().into_iter().find(|(name, _)| *name == "database_url").unwrap();
+        let shown = settings.values_for_display().into_iter().find(|(name, _)| *name == "database_url").unwrap();
         assert_eq!(shown.1, "postgres://ops@db.example.com/app");
         assert!(!format!("{settings:?}").contains("hush"));
         assert_eq!(settings.database().unwrap().unwrap().reveal(), url);
@@ -646,6 +667,16 @@ mod tests {
             let settings = Settings::resolve(parse(&format!("lease = {lease:?}")).unwrap(), PartialSettings::default());
             assert_eq!(settings.check().is_ok(), is_fine, "{lease}");
         }
+    }
+
+    #[test]
+    fn the_portals_host_is_another_than_that_of_the_gateway() {
+        for (portal, is_fine) in [("https://webhooks.example.com", true), ("https://hooks.example.com", false)] {
+            let file = format!("public-url = \"https://hooks.example.com/a\"\nportal-url = {portal:?}");
+            let checked = Settings::resolve(parse(&file).unwrap(), PartialSettings::default()).check();
+            assert_eq!(checked.is_ok(), is_fine, "{portal}: {checked:?}");
+        }
+        assert!(parse("portal-url = \"https://example.com/portal\"").unwrap_err().contains("without a path"));
     }
 
     #[test]

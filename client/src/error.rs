@@ -13,12 +13,12 @@ pub enum Error {
     /// An argument cannot be used.
     #[error("{0}")]
     InvalidArgument(String),
-    /// There is no connection to the gateway.
+    /// There is no connection to the gateway, or it ended before TLS was agreed on.
     #[error("{server} cannot be reached: {source}")]
     Unreachable {
         /// Address that was called.
         server: Url,
-        /// What TCP says.
+        /// What TCP says, or TLS of a connection that ended.
         source: std::io::Error,
     },
     /// The gateway's certificate is not accepted, or no TLS was agreed on.
@@ -128,7 +128,7 @@ pub struct Problem {
     pub code: String,
     /// What is wrong and the way out, in a sentence.
     pub detail: String,
-    /// Fields at fault, if fields are.
+    /// Fields at fault; empty if the problem is not a field.
     #[serde(default)]
     pub errors: Vec<FieldProblem>,
     /// Name of the request in the gateway's log.

@@ -3,6 +3,7 @@
 //! Public for tools beside the client, such as one that fetches the `data_url` of a thin
 //! event.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -84,7 +85,14 @@ pub async fn exchange_on(
 }
 
 async fn encrypt(url: &Url, host: &str, tcp: TcpStream, trust: &Trust) -> Result<impl ClientStream + use<>, Error> {
-    let failed = |source| Error::Tls { server: url.clone(), source };
+    let failed = |source: std::io::Error| match source.kind() {
+        // Whoever restarts closes connections at any moment; only what TLS itself refuses stays refused.
+        ErrorKind::ConnectionReset
+        | ErrorKind::ConnectionAborted
+        | ErrorKind::BrokenPipe
+        | ErrorKind::UnexpectedEof => Error::Unreachable { server: url.clone(), source },
+        _ => Error::Tls { server: url.clone(), source },
+    };
     let config = trust.config().map_err(failed)?;
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| Error::InvalidArgument(format!("{host:?} is not a name a certificate can be checked for")))?;

@@ -14,6 +14,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"net/http"
@@ -167,12 +168,16 @@ func main() {
 	go box.forget()
 	http.HandleFunc("/", func(response http.ResponseWriter, request *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(response, request.Body, bodyBytesMax))
-		if err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			http.Error(response, err.Error(), http.StatusRequestEntityTooLarge)
 			return
 		}
+		if err != nil {
+			http.Error(response, err.Error(), http.StatusServiceUnavailable) // half a body says nothing
+			return
+		}
 		if !isSigned(keys, request.Header, body) {
-			http.Error(response, "the signature does not fit", http.StatusBadRequest)
+			http.Error(response, "no secret fits the signature, or its time is more than five minutes away", http.StatusBadRequest)
 			return
 		}
 		event := entry{}

@@ -3,11 +3,10 @@
 //     WEBHOOK_SECRET=whsec_… java Receiver.java 9000 inbox.txt
 //
 // listens on 127.0.0.1:9000. The inbox is a file with one event per line (when it came,
-// its id, and its body in base64), on disk before the request is answered; the work is
-// done by whoever reads it, in its order. Use one inbox per endpoint: the id is that of
-// the signed header webhook-id, and two tenants may use the same. (With a database,
-// record the id in the transaction of the work instead.) While a secret is being
-// replaced, WEBHOOK_SECRET has both, separated by a comma.
+// its tenant, its id, and its body in base64), on disk before the request is answered; the
+// work is done by whoever reads it, in its order. (With a database, record tenant and id
+// in the transaction of the work instead.) While a secret is being replaced,
+// WEBHOOK_SECRET has both, separated by a comma.
 
 import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
@@ -23,12 +22,13 @@ import java.security.MessageDigest;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Base64;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Executors;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
 
@@ -36,6 +36,9 @@ public class Receiver {
     private static final Duration REMEMBERED = Duration.ofDays(14);
     private static final long TOLERANCE_SECONDS = 300;
     private static final int BODY_BYTES_MAX = 16 * 1024 * 1024;
+    /** The start of an envelope, to its tenant: nothing but texts and numbers comes before it. */
+    private static final Pattern ENVELOPE = Pattern.compile(
+        "\\{\"id\":\"([\\w-]+)\"(?:,\"\\w+\":(?:\"(?:[^\"\\\\]|\\\\.)*+\"|\\d+))*?,\"tenant\":\"([\\w-]+)\",");
 
     /** The events that were received. */
     static class Inbox {
@@ -53,19 +56,20 @@ public class Receiver {
             String whole = text.substring(0, text.lastIndexOf('\n') + 1);
             length = whole.length();
             file.truncate(length);
-            whole.lines().map(line -> line.split("\t")).forEach(parts -> seen.put(parts[1], Instant.parse(parts[0])));
+            whole.lines().map(line -> line.split("\t")).forEach(parts -> seen.put(parts[1] + "\t" + parts[2], Instant.parse(parts[0])));
         }
 
         /** Keeps an event, unless it is kept already; returns the status to answer. */
-        synchronized int receive(String id, byte[] body) throws IOException {
+        synchronized int receive(String tenant, String id, byte[] body) throws IOException {
             Instant now = Instant.now();
             for (var oldest = seen.values().iterator(); oldest.hasNext() && oldest.next().isBefore(now.minus(REMEMBERED));) {
                 oldest.remove();
             }
-            if (seen.containsKey(id)) {
+            String name = tenant + "\t" + id; // two tenants may have events with the same id
+            if (seen.containsKey(name)) {
                 return 200;
             }
-            String line = now + "\t" + id + "\t" + Base64.getEncoder().encodeToString(body) + "\n";
+            String line = now + "\t" + name + "\t" + Base64.getEncoder().encodeToString(body) + "\n";
             ByteBuffer bytes = ByteBuffer.wrap(line.getBytes(StandardCharsets.US_ASCII));
             try {
                 for (long at = length; bytes.hasRemaining();) {
@@ -77,7 +81,7 @@ public class Receiver {
                 throw problem;
             }
             length += line.length();
-            seen.put(id, now);
+            seen.put(name, now);
             return 202;
         }
     }
@@ -117,16 +121,21 @@ public class Receiver {
             if (!isSigned(keys, id, headers.getFirst("webhook-timestamp"), headers.getFirst("webhook-signature"), body)) {
                 return 400;
             }
-            // Ids of the gateway are of this kind; any other would break the lines.
-            boolean isPlain = id.matches("[A-Za-z0-9_-]{1,128}");
-            // An envelope begins with the id, which is signed twice then.
-            byte[] start = ("{\"id\":\"" + id + "\",").getBytes(StandardCharsets.UTF_8);
-            boolean isEnvelope = body.length > start.length && Arrays.equals(body, 0, start.length, start, 0, start.length);
-            return isPlain && isEnvelope ? inbox.receive(id, body) : 422;
+            Matcher event = ENVELOPE.matcher(new String(body, StandardCharsets.UTF_8));
+            return event.lookingAt() ? inbox.receive(event.group(2), event.group(1), body) : 422;
         } catch (IOException | GeneralSecurityException problem) {
             System.err.println(problem);
             return 503; // the gateway sends it again
         }
+    }
+
+    /** A sentence for whoever looks at the attempt. */
+    static String explain(int status) {
+        return switch (status) {
+            case 400 -> "no secret fits the signature, or its time is more than five minutes away";
+            case 422 -> "not an envelope of the gateway";
+            default -> "";
+        };
     }
 
     public static void main(String[] args) throws IOException {
@@ -138,7 +147,10 @@ public class Receiver {
         HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", Integer.parseInt(args[0])), 0);
         server.setExecutor(Executors.newFixedThreadPool(8));
         server.createContext("/", request -> {
-            request.sendResponseHeaders(answer(request, keys, inbox), -1);
+            int status = answer(request, keys, inbox);
+            byte[] text = explain(status).getBytes(StandardCharsets.UTF_8);
+            request.sendResponseHeaders(status, text.length == 0 ? -1 : text.length);
+            request.getResponseBody().write(text);
             request.close();
         });
         server.start();

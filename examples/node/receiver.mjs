@@ -9,7 +9,7 @@
 // instead.) While a secret is being replaced, WEBHOOK_SECRET has both, separated
 // by a comma.
 
-import { closeSync, fsyncSync, ftruncateSync, openSync, readFileSync, writeSync } from "node:fs";
+import { constants, fsyncSync, ftruncateSync, openSync, readSync, writeSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
@@ -20,6 +20,7 @@ const packages = join(resolve(process.env.NODE_PACKAGES ?? dirname(fileURLToPath
 const { Webhook, WebhookVerificationError } = createRequire(packages)("standardwebhooks");
 
 const REMEMBERED_MS = 14 * 86_400_000;
+const BODY_BYTES_MAX = 16 * 1024 * 1024;
 
 class Inbox {
   /** When each event came, oldest first. */
@@ -28,14 +29,20 @@ class Inbox {
   highest = new Map();
 
   constructor(path) {
-    closeSync(openSync(path, "a")); // it is there
-    const text = readFileSync(path, "utf8");
-    const whole = text.slice(0, text.lastIndexOf("\n") + 1);
-    this.file = openSync(path, "r+");
+    this.file = openSync(path, constants.O_RDWR | constants.O_CREAT);
+    this.length = 0;
+    // In pieces: a string has at most 512 MiB.
+    const piece = Buffer.alloc(1 << 20);
+    let rest = Buffer.alloc(0);
+    for (let count; (count = readSync(this.file, piece, 0, piece.length, this.length + rest.length)) > 0; ) {
+      rest = Buffer.concat([rest, piece.subarray(0, count)]);
+      for (let end; (end = rest.indexOf("\n")) >= 0; rest = rest.subarray(end + 1)) {
+        this.remember(JSON.parse(rest.toString("utf8", 0, end)));
+        this.length += end + 1;
+      }
+    }
     // A crash may have left half a line, of an event that was never acknowledged.
-    this.length = Buffer.byteLength(whole);
     ftruncateSync(this.file, this.length);
-    for (const line of whole.split("\n").filter(Boolean)) this.remember(JSON.parse(line));
   }
 
   /** Keeps an event, unless it is kept already; returns the status to answer. */
@@ -47,7 +54,7 @@ class Inbox {
     const entry = { received_at: Date.now(), tenant, id, key, seq, late, body };
     const line = Buffer.from(JSON.stringify(entry) + "\n");
     try {
-      writeSync(this.file, line, 0, line.length, this.length);
+      for (let at = 0; at < line.length; ) at += writeSync(this.file, line, at, line.length - at, this.length + at);
       fsyncSync(this.file);
     } catch (problem) {
       ftruncateSync(this.file, this.length); // released: the gateway sends it again
@@ -81,17 +88,28 @@ function verify(body, headers) {
     try {
       return new Webhook(secret).verify(body, headers);
     } catch (problem) {
+      if (!(problem instanceof WebhookVerificationError)) throw problem; // the secret fits, the body is no JSON
       reason = problem;
     }
   }
   throw reason;
 }
 
-async function receive(request) {
+/** Returns the raw body, before anything parses it; none if it is too large. */
+async function read(request) {
   const chunks = [];
-  for await (const chunk of request) chunks.push(chunk);
-  const body = Buffer.concat(chunks).toString("utf8"); // the raw body, before anything parses it
+  let length = 0;
+  for await (const chunk of request) {
+    length += chunk.length;
+    if (length <= BODY_BYTES_MAX) chunks.push(chunk); // what is beyond is read, so that the answer arrives
+  }
+  return length <= BODY_BYTES_MAX ? Buffer.concat(chunks).toString("utf8") : null;
+}
+
+async function receive(request) {
   try {
+    const body = await read(request);
+    if (body === null) return [413, "the body is larger than 16 MiB"];
     const event = verify(body, request.headers);
     if (typeof event?.id !== "string" || typeof event.tenant !== "string") return [422, "not an envelope"];
     return [inbox.receive(event, body), ""];

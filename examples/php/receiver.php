@@ -11,6 +11,7 @@
 declare(strict_types=1);
 
 const TOLERANCE_SECONDS = 300;
+const BODY_BYTES_MAX = 16 * 1024 * 1024;
 
 /** The event can never be applied. */
 class Refused extends RuntimeException
@@ -54,8 +55,8 @@ function apply(PDO $database, array $event): void
     if ($event['type'] !== 'order.changed') {
         return;
     }
-    if (!is_int($event['data']['step'] ?? null)) {
-        throw new Refused('data.step is not a number');
+    if (!is_int($event['data']['step'] ?? null) || !isset($event['key'], $event['seq'])) {
+        throw new Refused('data.step is not a number, or the event has no key');
     }
     $database->prepare('INSERT INTO orders (id, seq, step) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE
         SET seq = excluded.seq, step = excluded.step WHERE excluded.seq > orders.seq')
@@ -83,24 +84,31 @@ function receive(PDO $database, array $event): int
     }
 }
 
-function answer(): int
+/** The status to answer, and a sentence for whoever looks at the attempt. */
+function answer(): array
 {
-    $body = file_get_contents('php://input'); // the raw bytes, before anything parses them
+    // The raw bytes, before anything parses them; none where they are more than post_max_size.
+    $body = file_get_contents('php://input', length: BODY_BYTES_MAX + 1);
+    if (strlen($body) > BODY_BYTES_MAX || strlen($body) < (int) ($_SERVER['CONTENT_LENGTH'] ?? 0)) {
+        return [413, 'the body is larger than 16 MiB, or than post_max_size in php.ini'];
+    }
     if (!is_signed(explode(',', (string) getenv('WEBHOOK_SECRET')), $body)) {
-        return 400;
+        return [400, 'no secret fits the signature, or its time is more than five minutes away'];
     }
     $event = json_decode($body, true);
     if (!is_string($event['id'] ?? null) || !is_string($event['tenant'] ?? null) || !is_string($event['type'] ?? null)) {
-        return 422;
+        return [422, 'not an envelope'];
     }
     try {
-        return receive(open_database(getenv('INBOX') ?: 'inbox.db'), $event);
+        return [receive(open_database(getenv('INBOX') ?: 'inbox.db'), $event), ''];
     } catch (Refused $problem) {
-        return 422; // a dead letter at once
+        return [422, $problem->getMessage()]; // a dead letter at once
     } catch (Throwable $problem) {
         error_log((string) $problem);
-        return 503; // the gateway sends it again
+        return [503, '']; // the gateway sends it again
     }
 }
 
-http_response_code(answer());
+[$status, $text] = answer();
+http_response_code($status);
+echo $text;

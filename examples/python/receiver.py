@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
+BODY_BYTES_MAX = 16 * 1024 * 1024
+
 TABLES = """
     PRAGMA journal_mode = wal;
     PRAGMA synchronous = full;
@@ -60,7 +62,7 @@ def apply(database, event):
     """The work: keeps the last step of each order. An older one never overwrites a newer one."""
     if event["type"] != "order.changed":
         return
-    step = event["data"].get("step")
+    step = event["data"]["step"]
     if not isinstance(step, int):
         raise Refused("data.step is not a number")
     database.execute(
@@ -70,28 +72,36 @@ def apply(database, event):
     )
 
 
-def verify(secrets, body, headers):
-    """Returns the event if one of the secrets fits; otherwise raises the reason."""
-    for secret in secrets[:-1]:
+def verify(webhooks, body, headers):
+    """Raises the reason if none of the secrets fits."""
+    for webhook in webhooks:
         try:
-            return Webhook(secret).verify(body, headers)
-        except WebhookVerificationError:
-            pass
-    return Webhook(secrets[-1]).verify(body, headers)
+            return webhook.verify(body, headers, json_parse=False)
+        except (WebhookVerificationError, ValueError) as problem:
+            reason = problem  # ValueError where the signature is garbled
+    raise WebhookVerificationError(f"the signature does not fit: {reason}")
 
 
 class Receiver(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))  # the raw bytes, before anything parses them
+        length = max(0, int(self.headers.get("content-length", 0)))
+        body = self.rfile.read(min(length, BODY_BYTES_MAX))  # the raw bytes, before anything parses them
+        if length > BODY_BYTES_MAX:
+            for left in range(length - BODY_BYTES_MAX, 0, -65536):
+                if not self.rfile.read(min(left, 65536)):  # read, so that the answer arrives
+                    break
+            return self.answer(413, "the body is larger than 16 MiB")
+        if len(body) < length:
+            return self.answer(503, "the body breaks off")
         headers = {name.lower(): value for name, value in self.headers.items()}
         try:
-            event = verify(secrets, body, headers)
-            self.answer(inbox.receive(event))
+            verify(webhooks, body, headers)
+            self.answer(inbox.receive(json.loads(body.decode())))
         except WebhookVerificationError as problem:
             self.answer(400, str(problem))
-        except (Refused, KeyError, TypeError, json.JSONDecodeError) as problem:
+        except (Refused, KeyError, TypeError, OverflowError, json.JSONDecodeError) as problem:
             self.answer(422, f"not an event that can be applied: {problem!r}")  # a dead letter at once
         except Exception as problem:
             self.log_error("%r", problem)
@@ -108,6 +118,6 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    secrets = os.environ["WEBHOOK_SECRET"].split(",")
+    webhooks = [Webhook(secret) for secret in os.environ["WEBHOOK_SECRET"].split(",")]
     inbox = Inbox(sys.argv[2])
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Receiver).serve_forever()

@@ -1,7 +1,7 @@
 //! Cursors of lists: one that is taken is one that was given, and by the list
 //! that gave it.
 
-use posthaste::api::page::{Page, ask};
+use posthaste::api::page::{Page, page_request};
 use posthaste::api::problem::{Problem, ProblemCode};
 use posthaste::model::id::{AuditId, EndpointId, TokenId};
 use posthaste::store;
@@ -22,7 +22,7 @@ pub fn cursor(bytes: &[u8]) {
 
 fn limit(bytes: &[u8]) {
     let limit = bytes.iter().take(8).fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
-    match ask("events", Some(limit), None) {
+    match page_request("events", Some(limit), None) {
         Ok(page) => assert!((1..=LIMIT_MAX).contains(&limit) && page.limit == limit && page.cursor.is_none()),
         Err(problem) => {
             assert!(!(1..=LIMIT_MAX).contains(&limit), "{limit} is a limit");
@@ -35,7 +35,7 @@ fn limit(bytes: &[u8]) {
 fn sent(text: &str) {
     let mut taken_by = Vec::new();
     for list in LISTS {
-        match ask(list, None, Some(text)) {
+        match page_request(list, None, Some(text)) {
             Ok(page) => {
                 assert_eq!(give(list, page.cursor).as_deref(), Some(text), "{list} takes what it never gave");
                 taken_by.push(list);
@@ -54,7 +54,7 @@ fn given(place: &str) {
         let needs_no_encoding = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         assert!(cursor.bytes().all(needs_no_encoding), "{cursor}");
         for other in LISTS {
-            let came_back = ask(other, None, Some(&cursor)).ok().and_then(|page| page.cursor);
+            let came_back = page_request(other, None, Some(&cursor)).ok().and_then(|page| page.cursor);
             let expected = (list == other && !place.contains('\0')).then_some(place);
             assert_eq!(came_back.as_deref(), expected, "{list} to {other}");
         }

@@ -35,7 +35,11 @@ pub fn signing(bytes: &[u8]) {
 }
 
 /// The reason for which what was changed is refused.
-const NO_MATCH: VerifyError = VerifyError::NoMatch { header: "webhook-signature", secrets: 1 };
+const NO_MATCH: VerifyError = VerifyError::NoMatch {
+    header: "webhook-signature",
+    signed: "webhook-id, webhook-timestamp or the body",
+    secrets: 1,
+};
 
 /// Checks a request as a receiver does.
 fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Result<(), VerifyError> {

@@ -10,7 +10,8 @@ use crate::reader::RequestReader;
 
 /// Verifies the request with the [`RequestReader`] of the state. It takes the
 /// body, so it is the last argument of a handler. What is refused never comes
-/// to the handler.
+/// to the handler, and neither does what comes while
+/// [`RequestReader::in_flight_max`] requests are being read.
 impl<S> FromRequest<S> for Event
 where
     RequestReader: FromRef<S>,

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// Longest id, tenant or key; more than a gateway accepts.
@@ -97,7 +97,7 @@ struct Envelope<'a> {
     seq: Option<u64>,
     schema_version: Option<String>,
     tenant: Option<String>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "read_data")]
     data: Option<&'a RawValue>,
     data_url: Option<String>,
 }
@@ -111,7 +111,7 @@ struct CloudEvent<'a> {
     partitionkey: Option<String>,
     sequence: Option<String>,
     schemaversion: Option<String>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "read_data")]
     data: Option<&'a RawValue>,
 }
 
@@ -256,6 +256,11 @@ impl Event {
     }
 }
 
+/// Reads data that is there. `null` is data, too, and would be none as an option.
+fn read_data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
 fn is_thin(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Link {
@@ -325,6 +330,16 @@ mod tests {
         assert_eq!(event.data(), Some(r#"{"n": 12345678901234567890.10}"#));
         assert_eq!(read(Format::CloudEvents, CLOUD, None).unwrap().json::<Vec<u8>>().unwrap(), [1]);
         assert_eq!(read(Format::Raw, " [1] ", Some("e1")).unwrap().data(), Some(" [1] "));
+    }
+
+    #[test]
+    fn data_that_is_null_is_data() {
+        for (format, body) in [(Format::Envelope, ENVELOPE), (Format::CloudEvents, CLOUD)] {
+            let (head, _) = body.split_once(r#""data":"#).unwrap();
+            let body = format!(r#"{head}"data": null}}"#);
+            let event = Event::read(format, &headers(), body.into(), Some("e1")).unwrap();
+            assert_eq!((event.data(), event.json::<Option<u8>>().unwrap()), (Some("null"), None), "{format:?}");
+        }
     }
 
     #[test]

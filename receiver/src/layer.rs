@@ -14,7 +14,8 @@ use crate::reader::RequestReader;
 
 /// Verifies requests in front of a service. What passes has its
 /// [`Event`](crate::Event) in the request's extensions, and its body as it was
-/// sent; everything else is answered here.
+/// sent; everything else is answered here, with 429 where the service works on
+/// [`RequestReader::in_flight_max`] requests already.
 #[derive(Debug, Clone)]
 pub struct VerifyLayer {
     reader: RequestReader,
@@ -64,7 +65,11 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let reader = self.reader.clone();
         Box::pin(async move {
-            let (mut head, event) = match reader.read_request(request).await {
+            let _in_flight = match reader.enter() {
+                Ok(place) => place,
+                Err(answer) => return Ok(answer.into_response()),
+            };
+            let (mut head, event) = match reader.read_entered(request).await {
                 Ok(read) => read,
                 Err(answer) => return Ok(answer.into_response()),
             };

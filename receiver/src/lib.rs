@@ -103,7 +103,8 @@
 //!
 //! Verify the raw body, before anything parses it. [`RequestReader`] reads it,
 //! verifies, and returns the [`Event`]; [`VerifyLayer`] does so in front of any
-//! tower service; with the feature `axum`, `Event` is an extractor.
+//! tower service; with the feature `axum`, `Event` is an extractor. Both answer
+//! 429 beyond [`RequestReader::in_flight_max`] requests at once.
 //!
 //! Apart from those that a profile signs, headers are not signed: whoever sees a
 //! request can send it again with others. So [`Event`] takes id, tenant, key and
@@ -157,9 +158,13 @@
 //! [`Lanes::Endpoint`] if the endpoint's `ordering` is `endpoint`.
 //!
 //! A stored event was acknowledged, so the gateway does not send it again. If
-//! its handler fails, the inbox tries again after 1 s, 2 s, 4 s and so on up to
-//! 5 minutes, and its lane waits. [`HandlerError::Refuse`] gives the event up:
-//! it stays in the table with state 2, and the lane goes on.
+//! its handler fails or panics, or its transaction cannot be committed, the
+//! inbox tries again after 1 s, 2 s, 4 s and so on up to 5 minutes, and its lane
+//! waits; other lanes do not. [`HandlerError::Refuse`] gives the event up: it
+//! stays in the table with state 2, and the lane goes on. To the gateway it is
+//! delivered, and a replay of it is answered 200, as a repeat of any known event.
+//! When the cause is removed, release it with [`Receiver::release`], or delete
+//! its row, and replay the delivery: it is applied as [`Place::Late`] then.
 //!
 //! # Answers
 //!
@@ -178,14 +183,16 @@
 //! ones, failures of the handler, and the sum and maximum of the time between
 //! arrival and application. `handler_failures` that rise while `applied` does
 //! not are a handler that needs help; `bad_signatures` that rise are a wrong
-//! secret, or a stranger.
+//! secret, or a stranger. [`Receiver::waiting`] asks the inbox how many stored
+//! events wait now, and for how long the oldest: longer than the gap timeout
+//! means that a handler fails, or that nothing runs [`Receiver::run`].
 
 pub use crate::answer::Answer;
 pub use crate::counters::{CounterValues, Counters};
 pub use crate::event::{Event, Format, MalformedEvent};
 pub use crate::inbox::{
     BoxError, BoxFuture, Handler, HandlerError, Inbox, InboxError, InboxSettings, Lanes, MemoryInbox, Place, Received,
-    Round,
+    Round, WaitingEvents,
 };
 #[cfg(feature = "postgres")]
 pub use crate::inbox::{PostgresHandler, PostgresInbox};
@@ -208,6 +215,7 @@ mod axum;
 mod clock;
 mod counters;
 mod event;
+mod in_flight;
 mod inbox;
 mod layer;
 mod reader;

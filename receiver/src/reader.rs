@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use crate::answer::Answer;
 use crate::clock;
 use crate::event::{Event, Format};
+use crate::in_flight::{InFlight, InFlightLimit};
 use crate::inbox::BoxError;
 use crate::verify::Verifier;
 
@@ -23,6 +24,7 @@ pub struct RequestReader {
     format: Format,
     bad_signature: StatusCode,
     body_bytes_max: usize,
+    in_flight: InFlightLimit,
     refused: Arc<RefusedRequests>,
 }
 
@@ -31,6 +33,7 @@ pub struct RequestReader {
 pub struct RefusedRequests {
     bad_signatures: AtomicU64,
     malformed: AtomicU64,
+    overloaded: AtomicU64,
 }
 
 impl RefusedRequests {
@@ -43,6 +46,11 @@ impl RefusedRequests {
     pub fn malformed(&self) -> u64 {
         self.malformed.load(Relaxed)
     }
+
+    /// Returns how many requests were answered 429 by the extractor or the layer.
+    pub fn overloaded(&self) -> u64 {
+        self.overloaded.load(Relaxed)
+    }
 }
 
 impl RequestReader {
@@ -54,6 +62,7 @@ impl RequestReader {
             format: Format::Envelope,
             bad_signature: StatusCode::BAD_REQUEST,
             body_bytes_max: 16 * 1_024 * 1_024,
+            in_flight: InFlightLimit::default(),
             refused: Arc::default(),
         }
     }
@@ -76,6 +85,14 @@ impl RequestReader {
         Self { body_bytes_max, ..self }
     }
 
+    /// Works on at most this many requests at once, 256 if nothing else is said: the
+    /// extractor reads so many, and the layer has so many in its service. Others
+    /// are answered 429.
+    #[must_use]
+    pub fn in_flight_max(self, most: usize) -> Self {
+        Self { in_flight: self.in_flight.at_most(most), ..self }
+    }
+
     /// Returns how many requests were refused.
     pub fn refused(&self) -> &RefusedRequests {
         &self.refused
@@ -94,8 +111,26 @@ impl RequestReader {
         })
     }
 
+    /// Takes a place for a request, or answers that there are too many.
+    pub(crate) fn enter(&self) -> Result<InFlight, Answer> {
+        self.in_flight.enter().ok_or_else(|| {
+            self.refused.overloaded.fetch_add(1, Relaxed);
+            Answer::overloaded()
+        })
+    }
+
     /// Reads the body of a request, and its event.
     pub async fn read_request<B>(&self, request: Request<B>) -> Result<(http::request::Parts, Event), Answer>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let _in_flight = self.enter()?;
+        self.read_entered(request).await
+    }
+
+    /// Does so for a request that has its place already.
+    pub(crate) async fn read_entered<B>(&self, request: Request<B>) -> Result<(http::request::Parts, Event), Answer>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,

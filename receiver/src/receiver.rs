@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,8 @@ use crate::answer::Answer;
 use crate::clock;
 use crate::counters::{CounterValues, Counters};
 use crate::event::Event;
-use crate::inbox::{BoxError, BoxFuture, Inbox, Round};
+use crate::in_flight::InFlightLimit;
+use crate::inbox::{BoxError, BoxFuture, Inbox, InboxError, Round, WaitingEvents};
 use crate::reader::RequestReader;
 
 /// Shortest time between two looks at stored events, unless one was stored here.
@@ -36,29 +36,19 @@ const FORGET_EVERY: Duration = Duration::from_secs(60 * 60);
 pub struct Receiver {
     reader: RequestReader,
     inbox: Arc<dyn Inbox>,
-    in_flight: Arc<AtomicUsize>,
-    in_flight_max: usize,
-}
-
-/// The place that a request takes while it is worked on.
-struct InFlight(Arc<AtomicUsize>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
+    in_flight: InFlightLimit,
 }
 
 impl Receiver {
     /// Creates a receiver that works on at most 256 requests at once.
     pub fn new(reader: RequestReader, inbox: impl Inbox) -> Self {
-        Self { reader, inbox: Arc::new(inbox), in_flight: Arc::default(), in_flight_max: 256 }
+        Self { reader, inbox: Arc::new(inbox), in_flight: InFlightLimit::default() }
     }
 
     /// Works on at most this many requests at once. Others are answered 429.
     #[must_use]
-    pub fn in_flight_max(self, in_flight_max: usize) -> Self {
-        Self { in_flight_max, ..self }
+    pub fn in_flight_max(self, most: usize) -> Self {
+        Self { in_flight: self.in_flight.at_most(most), ..self }
     }
 
     /// Answers a request.
@@ -67,15 +57,22 @@ impl Receiver {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let Some(_in_flight) = self.enter() else { return self.overloaded() };
-        match self.reader.read_request(request).await {
-            Ok((_, event)) => self.hand_over(event).await,
+        let Some(_in_flight) = self.in_flight.enter() else { return self.overloaded() };
+        match self.reader.read_entered(request).await {
+            Ok((_, event)) => self.apply(event).await,
             Err(answer) => answer,
         }
     }
 
-    /// Hands a verified event to the inbox.
+    /// Hands a verified event to the inbox, or answers that there are too many.
     pub async fn hand_over(&self, event: Event) -> Answer {
+        match self.in_flight.enter() {
+            Some(_in_flight) => self.apply(event).await,
+            None => self.overloaded(),
+        }
+    }
+
+    async fn apply(&self, event: Event) -> Answer {
         let result = self.inbox.receive(event, clock::now()).await;
         let answer = Answer::from(&result);
         if answer.retry_after.is_some() { self.overloaded() } else { answer }
@@ -84,41 +81,48 @@ impl Receiver {
     /// Returns the counters of the inbox, with the requests that were refused
     /// before they came there.
     pub fn counters(&self) -> CounterValues {
-        let refused = self.reader.refused();
+        let (refused, inbox) = (self.reader.refused(), self.inbox.counters().read());
         CounterValues {
             bad_signatures: refused.bad_signatures(),
             malformed: refused.malformed(),
-            ..self.inbox.counters().read()
+            overloaded: inbox.overloaded + refused.overloaded(),
+            ..inbox
         }
     }
 
+    /// Returns how many events are stored and wait now, and for how long.
+    pub async fn waiting(&self) -> Result<WaitingEvents, InboxError> {
+        self.inbox.waiting(clock::now()).await
+    }
+
+    /// Forgets a stored event that the handler refused; see [`Inbox::release`].
+    pub async fn release(&self, tenant: &str, id: &str) -> Result<bool, InboxError> {
+        self.inbox.release(tenant, id).await
+    }
+
     /// Applies stored events when they are due, and forgets old ones. It never
-    /// returns; run it as a task of its own. A failure of the database is
-    /// counted, and the next round comes a second later.
+    /// returns; run it as a task of its own. A handler that panics fails for the
+    /// event that it was called for. A failure of the database is counted, and
+    /// the next round comes a second later.
     pub async fn run(&self) {
         let mut forgotten_at: Option<Instant> = None;
         loop {
             let round = self.inbox.apply_due(clock::now()).await;
-            let wait = round.as_ref().map_or(LOOK_EVERY, until_next);
-            if round.is_err() {
-                Counters::add(&self.inbox.counters().store_failures, 1);
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
             if forgotten_at.is_none_or(|at| at.elapsed() >= FORGET_EVERY) {
                 match self.inbox.forget(clock::now()).await {
                     Ok(_) => forgotten_at = Some(Instant::now()),
                     Err(_) => Counters::add(&self.inbox.counters().store_failures, 1),
                 }
             }
-            // Whichever comes first; both only mean that it is time to look.
-            let _ = tokio::time::timeout(wait, self.inbox.changed()).await;
+            match round {
+                // Whichever comes first; both only mean that it is time to look.
+                Ok(round) => drop(tokio::time::timeout(until_next(&round), self.inbox.changed()).await),
+                Err(_) => {
+                    Counters::add(&self.inbox.counters().store_failures, 1);
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+            }
         }
-    }
-
-    fn enter(&self) -> Option<InFlight> {
-        let place = InFlight(self.in_flight.clone());
-        (self.in_flight.fetch_add(1, Relaxed) < self.in_flight_max).then_some(place)
     }
 
     fn overloaded(&self) -> Answer {

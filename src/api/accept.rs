@@ -127,17 +127,17 @@ pub struct BatchItem {
     index: usize,
     /// 202, or the status it would have had alone.
     status: u16,
-    /// Its id, when it was accepted.
+    /// Id of the event, if it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<EventId>,
     /// How many endpoints it goes to.
     #[serde(skip_serializing_if = "Option::is_none")]
     deliveries: Option<u32>,
-    /// Whether it had been accepted before.
+    /// Whether the event had been accepted before.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
-    /// What is unusual about it, though it was accepted. Left out where nothing is.
+    /// What is unusual about the event, though it was accepted. Left out where nothing is.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     warnings: Vec<String>,
@@ -312,7 +312,7 @@ pub async fn accept_batch(
         return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
     }
     for problem in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-        api.gateway.metrics.refused(problem.code().as_str());
+        api.gateway.metrics.count_refused(problem.code().as_str());
     }
     let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
     Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(Page::whole(data))))
@@ -465,6 +465,7 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
         schema_version: new.schema_version,
         expires_at: expires_at.flatten(),
         endpoints: new.endpoints,
+        is_test: false,
         trace: None,
         data: body.slice_ref(data),
     })

@@ -5,10 +5,10 @@ use axum::extract::State;
 
 use super::SharedApiState;
 use super::auth::Principal;
-use super::deliveries::{DeliveryView, dead_only, shown};
+use super::deliveries::{DeliveryView, dead_only, page_of_views};
 use super::endpoint_list::{self, EndpointListParams};
 use super::endpoint_view::EndpointView;
-use super::page::{Page, PageParams, ask};
+use super::page::{Page, PageParams, page_request};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::{ListParams, QueryParams};
 use crate::model::delivery::DeliveryState;
@@ -54,7 +54,7 @@ async fn page_of(
     filter: DeliveryFilter,
     page: PageParams,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page_request = ask(list, page.limit, page.cursor.as_deref())?;
+    let page_request = page_request(list, page.limit, page.cursor.as_deref())?;
     let (store, offset) = (&api.gateway.store, api.gateway.clock.wall_offset());
     let filter = filter.to_engine_time(offset);
     let page = match filter.endpoint {
@@ -77,7 +77,7 @@ async fn page_of(
         }
         None => store.all_deliveries(filter, page_request).await?,
     };
-    Ok(Json(shown(api, list, page.to_wall_time(offset)).await))
+    Ok(Json(page_of_views(api, list, page.to_wall_time(offset)).await))
 }
 
 /// List the endpoints of all tenants
@@ -94,7 +94,5 @@ pub async fn endpoints(
     principal: Principal,
     QueryParams(params): QueryParams<EndpointListParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
-    let store = &api.gateway.store;
-    let endpoints = store.tenants().iter().flat_map(|tenant| store.endpoints(&tenant.id)).collect();
-    endpoint_list::page_of(&api, "all-endpoints", endpoints, params, &principal).await.map(Json)
+    endpoint_list::page_of(&api, "all-endpoints", None, params, &principal).await.map(Json)
 }

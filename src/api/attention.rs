@@ -7,6 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::SharedApiState;
+use super::auth::Principal;
 use super::input::TenantPath;
 use super::problem::{Problem, Problems};
 use crate::lifecycle::attention::collect;
@@ -45,15 +46,15 @@ pub struct AttentionItemView {
     command: String,
 }
 
-impl From<AttentionItem> for AttentionItemView {
-    fn from(item: AttentionItem) -> Self {
+impl AttentionItemView {
+    fn of(item: AttentionItem, sees_notes: bool) -> Self {
         Self {
             kind: item.kind,
             severity: item.severity,
             tenant: item.tenant,
             endpoint: item.endpoint,
             since: item.since,
-            reason: item.reason,
+            reason: item.note.filter(|_| sees_notes).unwrap_or(item.reason),
             waiting: item.waiting,
             oldest_due_age_s: item.oldest_due_age.map(|age| age.as_secs()),
             next_at: item.next_at,
@@ -67,31 +68,35 @@ impl From<AttentionItem> for AttentionItemView {
 pub struct AttentionView {
     /// What is not plainly well, the worst first; at most 500.
     data: Vec<AttentionItemView>,
+    /// How many more there are than `data` has: beyond 500 in all, and beyond the 100 endpoints with the most dead letters of the last two days. `GET /v1/dead-letters/groups` has those of every endpoint.
+    more: u64,
     /// Nodes that were not heard in time, so that what only they know is missing.
     unanswered_nodes: Vec<String>,
 }
 
-async fn view(api: &SharedApiState, tenant: Option<&TenantId>) -> Json<AttentionView> {
+async fn view(api: &SharedApiState, principal: &Principal, tenant: Option<&TenantId>) -> Json<AttentionView> {
     let attention = collect(&api.gateway, tenant).await;
-    let data = attention.items.into_iter().take(ITEMS_MAX).map(AttentionItemView::from).collect();
-    Json(AttentionView { data, unanswered_nodes: attention.unanswered_nodes })
+    let more = attention.items.len().saturating_sub(ITEMS_MAX) as u64 + attention.more_with_dead;
+    let viewed = |item| AttentionItemView::of(item, principal.sees_notes());
+    let data = attention.items.into_iter().take(ITEMS_MAX).map(viewed).collect();
+    Json(AttentionView { data, more, unanswered_nodes: attention.unanswered_nodes })
 }
 
 /// Show what needs attention
 ///
-/// Everything that is not plainly well, the worst first: endpoints that are stopped or fail, lanes that stand, dead letters that grow or that nobody has dealt with for two days, tenants at their limits, and trouble of the gateway itself. An empty list means that nobody need look.
+/// Everything that is not plainly well, the worst first: endpoints that are stopped or fail, lanes that stand, dead letters that nobody has dealt with (of each endpoint for two days after the last death, then in one line of their tenant), tenants at their limits, and trouble of the gateway itself. An empty list means that nobody need look.
 #[utoipa::path(
     get, path = "/v1/attention", operation_id = "get_attention", tag = "status",
     responses((status = 200, body = AttentionView), Problems),
     security(("token" = ["admin"])),
 )]
-pub async fn of_all(State(api): State<SharedApiState>) -> Result<Json<AttentionView>, Problem> {
-    Ok(view(&api, None).await)
+pub async fn of_all(State(api): State<SharedApiState>, principal: Principal) -> Result<Json<AttentionView>, Problem> {
+    Ok(view(&api, &principal, None).await)
 }
 
 /// Show what needs attention of one tenant
 ///
-/// As over all tenants, without what concerns the gateway itself.
+/// As over all tenants, without what concerns the gateway itself. A token of the tenant is not told what a person noted who opened a breaker.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/attention", operation_id = "get_tenant_attention", tag = "status",
     params(("tenant" = String, Path, description = "Whose endpoints they are")),
@@ -101,6 +106,7 @@ pub async fn of_all(State(api): State<SharedApiState>) -> Result<Json<AttentionV
 pub async fn of_tenant(
     State(api): State<SharedApiState>,
     TenantPath(tenant): TenantPath,
+    principal: Principal,
 ) -> Result<Json<AttentionView>, Problem> {
-    Ok(view(&api, Some(&tenant)).await)
+    Ok(view(&api, &principal, Some(&tenant)).await)
 }

@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::input::TenantPath;
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
 use crate::model::audit::{AuditAction, AuditEntry, AuditRecord};
@@ -88,7 +88,7 @@ pub async fn of_tenant(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<AuditParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
-    let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("audit", params.limit, params.cursor.as_deref())?;
     let AuditParams { resource, since, until, .. } = params;
     let query = AuditQuery { tenant: Some(tenant), is_present_only: true, resource, since, until };
     let page = api.gateway.store.audit(query, page_request).await?;
@@ -102,7 +102,7 @@ pub async fn of_tenant(
 pub struct AuditOfAllParams {
     /// Done to what has this id.
     resource: Option<String>,
-    /// Of tenants with this id, those that were deleted included.
+    /// Entries of tenants with this id, deleted tenants included.
     tenant: Option<String>,
     /// Done at this time or later, RFC 3339.
     #[param(value_type = Option<String>)]
@@ -128,7 +128,7 @@ pub async fn list(
     State(api): State<SharedApiState>,
     QueryParams(params): QueryParams<AuditOfAllParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
-    let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("audit", params.limit, params.cursor.as_deref())?;
     let tenant = params.tenant.map(|text| text.parse::<TenantId>()).transpose();
     let tenant = tenant.map_err(|invalid| Problem::field(ProblemCode::InvalidField, "?tenant", invalid.to_string()))?;
     let AuditOfAllParams { resource, since, until, .. } = params;

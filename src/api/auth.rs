@@ -63,7 +63,7 @@ pub fn new_secret(prefix: &str, id: TokenId, random: [u8; 32]) -> String {
 
 /// Returns the id that a token, code or session contains; nothing proves yet that
 /// it is valid.
-pub fn id_in(prefix: &str, secret: &str) -> Option<TokenId> {
+pub fn id_in_token(prefix: &str, secret: &str) -> Option<TokenId> {
     let (id, _) = secret.strip_prefix(prefix)?.split_once('_')?;
     format!("{}{id}", TokenId::PREFIX).parse().ok()
 }
@@ -82,8 +82,8 @@ fn is_hash_of(expected: &TokenHash, token: &str) -> bool {
 /// Returns the stored token that a secret with this prefix is of, and whether the
 /// secret is right. An unknown id is compared with a dummy hash, so that both
 /// cases take the same time. Reads memory only.
-pub fn stored_token(store: &dyn Store, prefix: &str, kind: TokenKind, secret: &str) -> (Option<Arc<Token>>, bool) {
-    let known = id_in(prefix, secret).and_then(|id| store.token(id)).filter(|known| known.kind == kind);
+pub fn find_stored_token(store: &dyn Store, prefix: &str, kind: TokenKind, secret: &str) -> (Option<Arc<Token>>, bool) {
+    let known = id_in_token(prefix, secret).and_then(|id| store.token(id)).filter(|known| known.kind == kind);
     let is_match = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), secret);
     (known, is_match)
 }
@@ -128,6 +128,12 @@ impl Principal {
     /// gateway reaches.
     pub fn is_operator(&self) -> bool {
         self.may(RouteAccess { need: RequiredRight::Admin, is_reading: true }, None).is_ok()
+    }
+
+    /// Whether the caller reads what people noted in the sentences of the gateway. A tenant does
+    /// not: the note may be the operator's.
+    pub fn sees_notes(&self) -> bool {
+        self.tenant().is_none()
     }
 
     /// Whether the caller has access to a route of this tenant.
@@ -177,7 +183,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated)
+        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated_problem)
     }
 }
 
@@ -186,7 +192,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Initiator {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated)
+        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated_problem)
     }
 }
 
@@ -217,7 +223,7 @@ pub async fn admit(
     };
     let connection = request.extensions().get::<ConnectionStatus>();
     if connection.is_some_and(|connection| !connection.mark_authenticated()) {
-        return server::full().into_response();
+        return server::connections_full_problem().into_response();
     }
     let tenant = match &principal {
         Principal::Admin => None,
@@ -238,10 +244,10 @@ pub async fn admit(
     if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
         return next.run(request).await;
     }
-    // The command line asks whose its token is before every command, also to send events.
-    if route != Some("/v1/token")
-        && let Err(problem) = charge(&api, &principal)
-    {
+    // The command line asks whose its token is before every command, also to send events. What a
+    // page asks for is charged with the page.
+    let is_free = route == Some("/v1/token") || request.extensions().get::<InProcessCaller>().is_some();
+    if !is_free && let Err(problem) = charge_call(&api, &principal) {
         return problem.into_response();
     }
     run_as(&api, principal, request, next).await
@@ -266,7 +272,7 @@ fn refuse_public(
     }
     let is_spare = connection.is_some_and(ConnectionStatus::is_spare);
     if is_spare && !server::is_health_check(request.uri().path()) {
-        return Some(server::full().into_response());
+        return Some(server::connections_full_problem().into_response());
     }
     access.is_none().then(|| wrong_method(rights, route, request))
 }
@@ -287,9 +293,9 @@ async fn run_as(api: &SharedApiState, principal: Principal, mut request: Request
     response
 }
 
-/// Counts a call by a tenant's token against the tenant's management rate.
-/// Tokens of the gateway have no such rate.
-fn charge(api: &SharedApiState, principal: &Principal) -> Result<(), Problem> {
+/// Counts a call by a tenant's token, or a page that is made for its session, against
+/// the tenant's management rate. Tokens of the gateway have no such rate.
+pub fn charge_call(api: &SharedApiState, principal: &Principal) -> Result<(), Problem> {
     let Some(tenant) = principal.tenant().and_then(|tenant| api.gateway.store.tenant(tenant)) else { return Ok(()) };
     let rate = api.gateway.management_rate(&tenant);
     api.gateway.intake.charge_call(&tenant.id, rate, api.gateway.clock.now()).map_err(|wait| {
@@ -327,7 +333,7 @@ fn path_for_log(path: &str) -> String {
 }
 
 fn wrong_method(rights: &RouteRights, route: Option<&str>, request: &Request) -> Response {
-    let allow = HeaderValue::try_from(rights.allowed(route.unwrap_or_default()));
+    let allow = HeaderValue::try_from(rights.allowed_methods(route.unwrap_or_default()));
     let problem = status::unknown_method(request.method(), request.uri());
     problem.with_headers(allow.ok().map(|methods| (ALLOW, methods))).into_response()
 }
@@ -336,7 +342,7 @@ fn wrong_method(rights: &RouteRights, route: Option<&str>, request: &Request) ->
 pub const HOW_TO_SEND: &str =
     ": send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory";
 
-fn unauthenticated() -> Problem {
+fn unauthenticated_problem() -> Problem {
     Problem::new(ProblemCode::Unauthenticated, format!("a valid token is needed{HOW_TO_SEND}"))
 }
 
@@ -366,16 +372,16 @@ fn caller_of(api: &SharedApiState, request: &Request) -> Result<Principal, AuthE
 }
 
 /// Returns the caller, if the token of the request is in order.
-pub fn identified(api: &SharedApiState, headers: &HeaderMap) -> Option<Principal> {
+pub fn known_caller(api: &SharedApiState, headers: &HeaderMap) -> Option<Principal> {
     identify(api, headers).ok()
 }
 
 /// Identifies the caller by the token of the request.
 fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, AuthError> {
     let failed = |kind, problem, token| AuthError::Failed(Box::new(AuthFailure { kind, problem, token }));
-    let Some(token) = bearer(headers) else {
+    let Some(token) = bearer_token(headers) else {
         let kind = if headers.contains_key(AUTHORIZATION) { AuthFailureKind::Wrong } else { AuthFailureKind::Missing };
-        return Err(failed(kind, unauthenticated(), None));
+        return Err(failed(kind, unauthenticated_problem(), None));
     };
     let (store, now) = (api.gateway.store.as_ref(), api.gateway.clock.wall());
     match check_token(store, &api.gateway.admin, token, now) {
@@ -384,7 +390,7 @@ fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, Auth
             api.uses.record_use(known.id, now);
             Ok(Principal::Token(known))
         }
-        TokenCheck::Wrong(known) => Err(failed(AuthFailureKind::Wrong, unauthenticated(), known)),
+        TokenCheck::Wrong(known) => Err(failed(AuthFailureKind::Wrong, unauthenticated_problem(), known)),
         TokenCheck::Expired(known) => {
             let detail = format!("token {} has expired; ask for a new one", known.id);
             let problem = Problem::new(ProblemCode::Unauthenticated, detail);
@@ -413,7 +419,7 @@ pub fn check_token(store: &dyn Store, admin: &AdminToken, token: &str, now: Time
     if !token.starts_with(PREFIX) {
         return if is_hash_of(&admin.hash(), token) { TokenCheck::Admin } else { TokenCheck::Wrong(None) };
     }
-    match stored_token(store, PREFIX, TokenKind::Api, token) {
+    match find_stored_token(store, PREFIX, TokenKind::Api, token) {
         (Some(known), true) if known.is_over(now) => TokenCheck::Expired(known),
         (Some(_), true) if !store.is_current() => TokenCheck::StaleCatalog,
         (Some(known), true) => TokenCheck::Valid(known),
@@ -421,7 +427,7 @@ pub fn check_token(store: &dyn Store, admin: &AdminToken, token: &str, now: Time
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
@@ -447,9 +453,9 @@ mod tests {
         let id = TokenId::mint(Timestamp::from_second(1_700_000_000).unwrap(), 7);
         let token = new_token(id, [0xfb; 32]);
         assert!(token.starts_with("pht_") && token.len() == 4 + 26 + 1 + 43, "{token}");
-        assert_eq!(id_in(PREFIX, &token), Some(id));
+        assert_eq!(id_in_token(PREFIX, &token), Some(id));
         for other in ["pht_", "pht_x_y", "pha_abc", &token[..30], &token.replace("pht_", "pht__")] {
-            assert_eq!(id_in(PREFIX, other), None, "{other}");
+            assert_eq!(id_in_token(PREFIX, other), None, "{other}");
         }
     }
 
@@ -469,8 +475,8 @@ mod tests {
     fn a_request_with_two_tokens_has_none() {
         let mut headers = HeaderMap::new();
         headers.append(AUTHORIZATION, HeaderValue::from_static("bearer a"));
-        assert_eq!(bearer(&headers), Some("a"));
+        assert_eq!(bearer_token(&headers), Some("a"));
         headers.append(AUTHORIZATION, HeaderValue::from_static("Bearer b"));
-        assert_eq!(bearer(&headers), None);
+        assert_eq!(bearer_token(&headers), None);
     }
 }

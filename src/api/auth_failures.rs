@@ -79,7 +79,7 @@ pub fn refuse(api: &SharedApiState, request: &Request, failure: AuthFailure) -> 
     {
         connection.mark_unauthenticated(address.map(origin::network));
     }
-    api.gateway.metrics.auth_failed(failure.kind);
+    api.gateway.metrics.count_auth_failure(failure.kind);
     let network = origin::network(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
     let reaction =
         api.failures.record_failure(failure.kind, failure.has_valid_token(), network, api.gateway.clock.now());
@@ -118,7 +118,7 @@ fn record(api: &SharedApiState, request: &Request, failure: &AuthFailure, networ
     };
     let caller = origin::caller(request, &api.trusted_proxies, failure.identity(), api.gateway.clock.wall());
     let by = Initiator::Caller(Arc::new(caller));
-    let audited = AuditedAction::new(AuditAction::AuthRepeated, &tenant, resource).changing(kinds);
+    let audited = AuditedAction::new(AuditAction::AuthRepeated, &tenant, resource).with_changed_fields(kinds);
     let store = api.gateway.store.clone();
     // The response does not wait for the store.
     tokio::spawn(async move {
@@ -209,7 +209,8 @@ impl AuthFailures {
         };
         history.recent.insert(from, failures);
         let is_repeated = failures.count == REPEATED;
-        let line = (is_repeated || failures.count == 1).then(|| history.line(is_repeated, now)).flatten();
+        let line =
+            (is_repeated || failures.count == 1).then(|| history.record_and_log_line(is_repeated, now)).flatten();
         if line.is_none() {
             history.unlogged += 1;
         }
@@ -241,7 +242,7 @@ impl FailureHistory {
         }
     }
 
-    fn line(&mut self, is_repeated: bool, now: Timestamp) -> Option<FailureLogLine> {
+    fn record_and_log_line(&mut self, is_repeated: bool, now: Timestamp) -> Option<FailureLogLine> {
         if !take_if_ready(&mut self.log_rate, now) {
             return None;
         }

@@ -13,7 +13,7 @@ use super::SharedApiState;
 use super::endpoint_view::EndpointView;
 use super::endpoints::{check_note, find, read_note};
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, TenantPath, document_from_json, read_body};
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
 use crate::lifecycle::change;
@@ -71,7 +71,7 @@ pub async fn open(
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/close", operation_id = "close_endpoint_breaker", tag = "endpoints",
     params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    request_body = Option<super::endpoints::Note>,
+    request_body = Option<super::endpoints::ChangeNote>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
 )]
@@ -139,7 +139,7 @@ pub async fn history(
     NamedEndpoint(id): NamedEndpoint,
     QueryParams(params): QueryParams<HistoryParams>,
 ) -> Result<Json<Page<EndpointEventView>>, Problem> {
-    let page_request = ask("history", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("history", params.limit, params.cursor.as_deref())?;
     find(&api, &tenant, id)?;
     let page = api.gateway.store.endpoint_events(id, page_request).await?;
     let offset = api.gateway.clock.wall_offset();

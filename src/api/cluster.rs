@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::SharedApiState;
 use super::problem::{Problem, Problems};
 use crate::lifecycle::dispatch::lag::BlockedMs;
-use crate::lifecycle::node_questions::lags;
+use crate::lifecycle::node_questions::shard_lags;
 use crate::store::{NodeState, ShardState};
 
 /// The nodes and the shards at this moment.
@@ -62,7 +62,7 @@ pub struct ShardView {
 )]
 pub async fn show(State(api): State<SharedApiState>) -> Result<Json<ClusterView>, Problem> {
     let view = api.gateway.store.view().await?;
-    let lags = lags(&api.gateway).await;
+    let lags = shard_lags(&api.gateway).await;
     let owner = |shard: &ShardState| shard.node.and_then(|index| view.nodes.get(index)).map(|node| node.id.clone());
     let shards = view.shards.iter().map(|state| ShardView {
         shard: state.shard.0,

@@ -88,7 +88,7 @@ impl ConnectionSlots {
     /// slot has a request open.
     fn try_take(self: &Arc<Self>, from: Option<Network>) -> Option<ConnectionSlot> {
         let mut open = self.lock();
-        self.sweep(&mut open);
+        self.close_unauthenticated(&mut open);
         let count = from.and_then(|from| open.unauthenticated.get(&from).copied()).unwrap_or(0);
         let is_spare = open.regular >= self.limits.connections || count >= self.address_share();
         if is_spare && open.spare >= self.limits.spare {
@@ -102,7 +102,7 @@ impl ConnectionSlots {
             is_authenticated: AtomicBool::new(false),
             is_spare: AtomicBool::new(is_spare),
             is_over_share: AtomicBool::new(false),
-            waiting_since: AtomicU64::new(self.now()),
+            waiting_since: AtomicU64::new(self.elapsed_ms()),
             evicted: Notify::new(),
         });
         // Spare slots are few and held for a short time, so they are not counted by address.
@@ -128,7 +128,7 @@ impl ConnectionSlots {
     }
 
     /// Returns the milliseconds since the server began, never 0.
-    fn now(&self) -> u64 {
+    fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
@@ -138,7 +138,7 @@ impl ConnectionSlots {
 
     /// Closes unauthenticated connections that have waited too long for a request,
     /// while slots are scarce.
-    fn sweep(&self, open: &mut OpenConnections) {
+    fn close_unauthenticated(&self, open: &mut OpenConnections) {
         let free = self.limits.connections.saturating_sub(open.regular);
         if free > self.limits.connections / SCARCE_DIVISOR
             || open.swept_at.is_some_and(|at| at.elapsed() < SWEEP_INTERVAL)
@@ -147,7 +147,7 @@ impl ConnectionSlots {
         }
         open.swept_at = Some(Instant::now());
         let timeout = u64::try_from(self.limits.scarce.as_millis()).unwrap_or(u64::MAX);
-        let (now, mut idle) = (self.now(), Vec::new());
+        let (now, mut idle) = (self.elapsed_ms(), Vec::new());
         for (id, entry) in &open.entries {
             let since = entry.connection.waiting_since.load(Ordering::Relaxed);
             let is_idle = since != 0 && now.saturating_sub(since) >= timeout;
@@ -265,13 +265,13 @@ pub struct ConnectionStatus {
 
 impl ConnectionStatus {
     /// Marks the beginning of a request.
-    pub fn begin(&self) {
+    pub fn begin_request(&self) {
         self.connection.waiting_since.store(0, Ordering::Relaxed);
     }
 
     /// Marks the end of a request; the connection waits for the next one.
-    pub fn end(&self) {
-        self.connection.waiting_since.store(self.slots.now(), Ordering::Relaxed);
+    pub fn end_request(&self) {
+        self.connection.waiting_since.store(self.slots.elapsed_ms(), Ordering::Relaxed);
     }
 
     /// Whether the connection has a spare slot, where only health checks are
@@ -383,10 +383,10 @@ mod tests {
         assert!(third.status().is_spare() && third.status().mark_authenticated() && !third.status().is_spare());
         assert!(is_evicted(&first).await && !is_evicted(&second).await);
         // A connection with an open request is not cut off, and an authenticated one stays.
-        second.status().begin();
+        second.status().begin_request();
         let fourth = take(&slots, "10.0.0.3");
         assert!(!fourth.status().mark_authenticated() && fourth.status().is_spare());
-        second.status().end();
+        second.status().end_request();
         assert!(fourth.status().mark_authenticated() && is_evicted(&second).await);
         let fifth = take(&slots, "10.0.0.4");
         assert!(!fifth.status().mark_authenticated(), "all slots are held with tokens");
@@ -405,10 +405,10 @@ mod tests {
         let _regular = take(&slots, "10.0.0.1");
         let first = take(&slots, "10.0.0.1");
         let second = take(&slots, "10.0.0.1");
-        second.status().begin();
+        second.status().begin_request();
         let third = take(&slots, "10.0.0.2");
         assert!(is_evicted(&first).await && !is_evicted(&second).await);
-        third.status().begin();
+        third.status().begin_request();
         assert!(slots.try_take(from("10.0.0.3")).is_none(), "both are being answered on");
     }
 
@@ -422,7 +422,7 @@ mod tests {
         silent.evicted_or_expired().await;
         assert_eq!(began.elapsed(), spare_head);
         let asking = take(&slots, "10.0.0.1");
-        asking.status().begin();
+        asking.status().begin_request();
         let began = Instant::now();
         asking.evicted_or_expired().await;
         assert_eq!(began.elapsed(), spare_for);

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::SharedApiState;
 use super::auth::Principal;
 use super::input::{NamedDelivery, TenantPath};
-use super::page::{Page, PageParams, ask};
+use super::page::{Page, PageParams, page_request};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::ListParams;
 use crate::lifecycle::Gateway;
@@ -23,10 +23,10 @@ use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryOutlook, DeliveryState, WaitingFor};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
-use crate::model::explain::Explanation;
+use crate::model::explain::{Explanation, ExplanationReader};
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, SecretId, TenantId};
 use crate::model::named_enum::NamedEnum;
-use crate::model::url_versions::masked;
+use crate::model::url_versions::mask_url;
 use crate::model::verdict::Verdict;
 use crate::store::{Claim, ListPage, MissingResource};
 
@@ -91,7 +91,7 @@ pub struct DeliveryView {
 
 impl DeliveryView {
     /// Builds the views of deliveries, with what each of them waits for now.
-    pub async fn all(gateway: &Gateway, deliveries: Vec<Delivery>) -> Vec<Self> {
+    pub async fn of_all(gateway: &Gateway, deliveries: Vec<Delivery>) -> Vec<Self> {
         let outlooks = outlooks(gateway, &deliveries).await;
         let offset = gateway.clock.wall_offset();
         let pairs = deliveries.into_iter().zip(outlooks);
@@ -150,7 +150,7 @@ pub struct AttemptView {
     /// Which secret signed it; where several did, during the overlap of a rotation, the newest. Null for attempts of versions that did not record it.
     #[schema(value_type = Option<String>)]
     secret_id: Option<SecretId>,
-    /// The headers sent; the signature and the endpoint's own values are masked.
+    /// The headers sent, but for `User-Agent`, `Host` and `Content-Length`; the signature and the endpoint's own values are masked.
     request_headers: BTreeMap<String, String>,
     /// The headers received, capped at 1 KiB; empty where the gateway shows none (`--redact-payloads`).
     response_headers: BTreeMap<String, String>,
@@ -166,7 +166,7 @@ pub struct AttemptView {
 
 impl AttemptView {
     fn of(claim: &Claim, attempt: Attempt, visibility: &AttemptVisibility<'_>) -> Self {
-        let (url, is_redacted) = (visibility.url(&attempt), visibility.is_redacted);
+        let (url, is_redacted) = (visibility.visible_url(&attempt), visibility.is_redacted);
         Self {
             id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
             request_headers: shown_headers(claim, &attempt).into_iter().collect(),
@@ -178,7 +178,11 @@ impl AttemptView {
             status: attempt.status,
             error: attempt.error,
             secret_id: attempt.secret_id,
-            response_headers: if is_redacted { BTreeMap::new() } else { joined(attempt.response_headers) },
+            response_headers: if is_redacted {
+                BTreeMap::new()
+            } else {
+                join_repeated_headers(attempt.response_headers)
+            },
             response_body: Some(attempt.response_body).filter(|_| !is_redacted),
             truncated: attempt.truncated,
             verdict: attempt.decision.verdict,
@@ -197,18 +201,18 @@ struct AttemptVisibility<'a> {
 impl AttemptVisibility<'_> {
     /// Returns the URL of an attempt, if it is still stored, masked unless the
     /// caller may see it.
-    fn url(&self, attempt: &Attempt) -> Option<String> {
+    fn visible_url(&self, attempt: &Attempt) -> Option<String> {
         // Attempts stored by older versions carry the URL itself.
         let url = match attempt.url.as_str() {
             "" => self.endpoint?.urls.get(attempt.url_version)?,
             url => url,
         };
-        Some(if self.sees_urls { url.to_owned() } else { masked(url) })
+        Some(if self.sees_urls { url.to_owned() } else { mask_url(url) })
     }
 }
 
 /// Joins repeated headers into one value each.
-fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
+fn join_repeated_headers(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
     let mut map: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in headers {
         map.entry(name).and_modify(|joined| *joined = format!("{joined}, {value}")).or_insert(value);
@@ -267,19 +271,19 @@ async fn page_of(
     filter: DeliveryFilter,
     page: PageParams,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page_request = ask(list, page.limit, page.cursor.as_deref())?;
+    let page_request = page_request(list, page.limit, page.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
     let page = api.gateway.store.deliveries(tenant, filter.to_engine_time(offset), page_request).await?;
-    Ok(Json(shown(api, list, page.to_wall_time(offset)).await))
+    Ok(Json(page_of_views(api, list, page.to_wall_time(offset)).await))
 }
 
 /// Returns a page of deliveries as it is shown.
-pub(super) async fn shown(
+pub(super) async fn page_of_views(
     api: &SharedApiState,
     list: &'static str,
     mut page: ListPage<Delivery>,
 ) -> Page<DeliveryView> {
-    let data = DeliveryView::all(&api.gateway, std::mem::take(&mut page.data)).await;
+    let data = DeliveryView::of_all(&api.gateway, std::mem::take(&mut page.data)).await;
     Page::of(list, page.with(data), |view| view)
 }
 
@@ -302,7 +306,7 @@ pub async fn show(
 pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
     let delivery =
         api.gateway.store.delivery(tenant, id).await?.ok_or_else(|| Problem::not_found(MissingResource::Delivery))?;
-    Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
+    Ok(DeliveryView::of_all(&api.gateway, vec![delivery]).await.remove(0))
 }
 
 /// List the attempts of a delivery, oldest first
@@ -336,7 +340,7 @@ pub async fn attempts(
 /// Explain a delivery
 ///
 /// Why it is in its state: what was answered, which rule judged it, how the wait came about, when it goes next, and what could change that.
-/// With the admin token also which address of which name was refused, where the target may not be called.
+/// With the admin token also which address of which name was refused, where the target may not be called. With a token of the tenant without what a person noted who paused the endpoint or opened its breaker.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/explain", operation_id = "explain_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "The tenant's id"), ("delivery" = String, Path, description = "The delivery's id")),
@@ -349,5 +353,6 @@ pub async fn explain(
     NamedDelivery(id): NamedDelivery,
     principal: Principal,
 ) -> Result<Json<Explanation>, Problem> {
-    Ok(Json(explain_delivery(&api.gateway, &tenant, id, principal.is_operator()).await?))
+    let reader = ExplanationReader { is_operator: principal.is_operator(), sees_notes: principal.sees_notes() };
+    Ok(Json(explain_delivery(&api.gateway, &tenant, id, reader).await?))
 }

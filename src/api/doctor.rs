@@ -20,14 +20,14 @@ pub trait Examiner: Send + Sync {
     async fn examine(&self, seen: SeenProxy) -> Vec<DoctorFinding>;
 }
 
-/// The way that a request came, as far as its head shows it.
+/// How a request reached the gateway, as its headers show.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SeenProxy {
     /// Address of the proxy that forwarded the request, if one did.
     pub forwarded_by: Option<IpAddr>,
 }
 
-/// What was found.
+/// Findings of an examination.
 #[derive(Serialize, ToSchema)]
 pub struct Examination {
     /// What was checked, each with its state and the way out.

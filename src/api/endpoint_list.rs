@@ -9,19 +9,22 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::auth::Principal;
 use super::endpoint_view::EndpointView;
-use super::page::{Page, ask};
-use super::problem::Problem;
-use crate::lifecycle::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
+use super::page::{Page, page_request};
+use super::problem::{Problem, ProblemCode};
+use crate::lifecycle::live_status::{LiveStatus, LiveStatusQuery, endpoints_to_look_at, live_statuses};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::Actor;
-use crate::model::health::{BreakerState, EndpointHealth};
-use crate::model::id::EndpointId;
-use crate::model::url_versions::masked;
+use crate::model::health::BreakerState;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::id_map::IdMap;
+use crate::model::url_versions::mask_url;
 use crate::store::{Error, ListPage};
 
 /// How endpoints are ordered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum EndpointSort {
     /// The newest first.
     #[default]
@@ -45,7 +48,7 @@ pub struct EndpointListParams {
     breaker: Option<BreakerState>,
     /// Whether their last answer was a failure.
     failing: Option<bool>,
-    /// With this text in their id, tenant, URL, description or owner's address.
+    /// With this text in their id, tenant, URL, description, metadata or owner's address.
     q: Option<String>,
     /// In this order.
     #[param(inline)]
@@ -57,16 +60,16 @@ pub struct EndpointListParams {
     cursor: Option<String>,
 }
 
-/// Returns the page of these endpoints that was asked for.
+/// Returns the page that was asked for of the endpoints of a tenant, or of all tenants.
 pub(super) async fn page_of(
     api: &SharedApiState,
     list: &'static str,
-    endpoints: Vec<Arc<Endpoint>>,
+    tenant: Option<&TenantId>,
     params: EndpointListParams,
     principal: &Principal,
 ) -> Result<Page<EndpointView>, Problem> {
-    let page_request = ask(list, params.limit, params.cursor.as_deref())?;
-    let listed = matching(api, endpoints, &params, principal.sees_urls()).await;
+    let page_request = page_request(list, params.limit, params.cursor.as_deref())?;
+    let listed = matching_endpoints(api, tenant, &params, principal.sees_urls()).await?;
     let is_newest = params.sort.unwrap_or_default() == EndpointSort::Newest;
     let invalid = || Problem::from(Error::InvalidCursor);
     // The newest go on below an id, so that new ones move nothing. An order by what
@@ -75,68 +78,115 @@ pub(super) async fn page_of(
         None => 0,
         Some(text) if is_newest => {
             let below: EndpointId = text.parse().map_err(|_| invalid())?;
-            listed.partition_point(|endpoint| endpoint.id >= below)
+            listed.partition_point(|id| *id >= below)
         }
         Some(text) => text.parse::<usize>().map_err(|_| invalid())?,
     };
-    let page: Vec<&Endpoint> = listed.iter().skip(skipped).take(page_request.limit).map(Arc::as_ref).collect();
-    let end = skipped.saturating_add(page.len());
-    let last = page.last().filter(|_| end < listed.len());
-    let next = last.map(|last| if is_newest { last.id.to_string() } else { end.to_string() });
-    let data = EndpointView::all(api, &page).await?;
+    let ids: Vec<EndpointId> = listed.iter().skip(skipped).take(page_request.limit).copied().collect();
+    let end = skipped.saturating_add(ids.len());
+    let last = ids.last().filter(|_| end < listed.len());
+    let next = last.map(|last| if is_newest { last.to_string() } else { end.to_string() });
+    // One that was deleted this moment is left out.
+    let page: Vec<Arc<Endpoint>> = ids.into_iter().filter_map(|id| api.gateway.store.any_endpoint(id)).collect();
+    let data = EndpointView::of_all(api, &page.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Page::of(list, ListPage::of(data, next), |view| view.seen_by(principal)))
 }
 
-/// Returns the endpoints that match, in their order. All of them are in memory; what
-/// only their owners know is read where it matters.
-async fn matching(
+/// Returns the endpoints that match, in their order. All of them are in memory. There may
+/// be very many, so only those that may need attention are looked at for what their
+/// owners know; all others are plainly well.
+async fn matching_endpoints(
     api: &SharedApiState,
-    mut listed: Vec<Arc<Endpoint>>,
+    tenant: Option<&TenantId>,
     params: &EndpointListParams,
     sees_urls: bool,
-) -> Vec<Arc<Endpoint>> {
-    let text = params.q.as_ref().map(|text| text.to_lowercase());
-    listed.retain(|endpoint| {
-        params.state.is_none_or(|state| endpoint.status.state == state)
-            && text.as_ref().is_none_or(|text| mentions(endpoint, text, sees_urls))
-    });
-    listed.sort_by_key(|endpoint| Reverse(endpoint.id));
+) -> Result<Vec<EndpointId>, Problem> {
+    let gateway = &api.gateway;
+    let ids = with_text_and_state(api, tenant, params, sees_urls).await?;
     let sort = params.sort.unwrap_or_default();
     if params.breaker.is_none() && params.failing.is_none() && sort == EndpointSort::Newest {
-        return listed;
+        return Ok(ids);
     }
-    let about = listed.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
-    let statuses = live_statuses(&api.gateway, about).await;
-    let now = api.gateway.clock.now();
-    let health = |endpoint: &Endpoint| -> EndpointHealth {
+    let looked_at = endpoints_to_look_at(gateway, tenant);
+    let about = looked_at.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
+    let statuses = live_statuses(gateway, about).await;
+    let now = gateway.clock.now();
+    let facts = |endpoint: Arc<Endpoint>| {
         let live = statuses.get(&endpoint.id).and_then(|status: &LiveStatus| status.health.clone());
-        live.unwrap_or_else(|| endpoint.health.clone())
+        let health = live.unwrap_or_else(|| endpoint.health.clone());
+        let breaker = health.breaker(now);
+        let facts = KnownHealth {
+            breaker,
+            is_failing: health.failing_since.is_some(),
+            failures: health.failures.max(health.refusals),
+            need: attention_rank(endpoint.status.state, endpoint.status.by, breaker, health.failing_since.is_some()),
+        };
+        (endpoint.id, facts)
     };
-    listed.retain(|endpoint| {
-        let health = health(endpoint);
-        params.breaker.is_none_or(|breaker| health.breaker(now) == breaker)
-            && params.failing.is_none_or(|failing| health.failing_since.is_some() == failing)
+    let known: IdMap<EndpointId, KnownHealth> = looked_at.into_iter().map(facts).collect();
+    let health = |id: &EndpointId| known.get(id).copied().unwrap_or(KnownHealth::WELL);
+    let mut listed = ids;
+    listed.retain(|id| {
+        let health = health(id);
+        params.breaker.is_none_or(|breaker| health.breaker == breaker)
+            && params.failing.is_none_or(|failing| health.is_failing == failing)
     });
     match sort {
         EndpointSort::Newest => {}
-        EndpointSort::Attention => listed.sort_by_cached_key(|endpoint| {
-            let health = health(endpoint);
-            need(endpoint.status.state, endpoint.status.by, health.breaker(now), health.failing_since.is_some())
-        }),
-        EndpointSort::Failures => listed.sort_by_cached_key(|endpoint| {
-            let health = health(endpoint);
-            Reverse(health.failures.max(health.refusals))
-        }),
+        EndpointSort::Attention => listed.sort_by_key(|id| health(id).need),
+        EndpointSort::Failures => listed.sort_by_key(|id| Reverse(health(id).failures)),
         EndpointSort::Waiting => {
-            listed.sort_by_cached_key(|endpoint| Reverse(statuses.get(&endpoint.id).and_then(|status| status.waiting)))
+            let elsewhere = |id: &EndpointId| statuses.get(id).and_then(|status| status.waiting);
+            listed.sort_by_cached_key(|id| Reverse(gateway.store.waiting(Some(*id)).or_else(|| elsewhere(id))));
         }
     }
-    listed
+    Ok(listed)
+}
+
+/// What the order of a list needs to know of an endpoint.
+#[derive(Clone, Copy)]
+struct KnownHealth {
+    breaker: BreakerState,
+    is_failing: bool,
+    failures: u32,
+    need: u8,
+}
+
+impl KnownHealth {
+    /// What holds for an endpoint that is plainly well.
+    const WELL: Self = Self { breaker: BreakerState::Closed, is_failing: false, failures: 0, need: NEEDS_NOTHING };
+}
+
+/// Returns the endpoints that are in the state that was asked for and mention the text,
+/// newest first.
+async fn with_text_and_state(
+    api: &SharedApiState,
+    tenant: Option<&TenantId>,
+    params: &EndpointListParams,
+    sees_urls: bool,
+) -> Result<Vec<EndpointId>, Problem> {
+    let store = api.gateway.store.clone();
+    if params.q.is_none() && params.state.is_none() {
+        return Ok(store.endpoint_ids(tenant));
+    }
+    let (text, state, tenant) = (params.q.as_ref().map(|text| text.to_lowercase()), params.state, tenant.cloned());
+    let search = move || {
+        let mut ids = store.endpoint_ids(tenant.as_ref());
+        ids.retain(|id| {
+            let Some(endpoint) = store.any_endpoint(*id) else { return false };
+            state.is_none_or(|state| endpoint.status.state == state)
+                && text.as_ref().is_none_or(|text| contains_text(&endpoint, text, sees_urls))
+        });
+        ids
+    };
+    // Texts of very many take a while, in which others go on.
+    let found = tokio::task::spawn_blocking(search).await;
+    found.map_err(|_| Problem::new(ProblemCode::Unavailable, "the search ended early; see the log"))
 }
 
 /// Returns the place of an endpoint among those that need attention; the smaller,
 /// the more it does.
-fn need(state: EndpointState, by: Option<Actor>, breaker: BreakerState, is_failing: bool) -> u8 {
+fn attention_rank(state: EndpointState, by: Option<Actor>, breaker: BreakerState, is_failing: bool) -> u8 {
     match (state, breaker) {
         (EndpointState::Disabled, _) => 0,
         (EndpointState::Paused, _) if by != Some(Actor::Person) => 1,
@@ -144,18 +194,22 @@ fn need(state: EndpointState, by: Option<Actor>, breaker: BreakerState, is_faili
         (EndpointState::Active, BreakerState::Open | BreakerState::HalfOpen) => 2,
         (EndpointState::Active, _) if is_failing => 3,
         (EndpointState::Active, BreakerState::Ramp) => 4,
-        (EndpointState::Active, BreakerState::Closed) => 6,
+        (EndpointState::Active, BreakerState::Closed) => NEEDS_NOTHING,
     }
 }
 
+/// Place of an endpoint that needs no attention.
+const NEEDS_NOTHING: u8 = 6;
+
 /// Whether this text, in lower case, is in what names an endpoint. A caller who sees
 /// URLs masked must not learn the rest of them by searching.
-fn mentions(endpoint: &Endpoint, text: &str, sees_urls: bool) -> bool {
+fn contains_text(endpoint: &Endpoint, text: &str, sees_urls: bool) -> bool {
     let settings = &endpoint.settings;
-    let url = if sees_urls { settings.url.clone() } else { masked(&settings.url) };
+    let url = if sees_urls { settings.url.clone() } else { mask_url(&settings.url) };
     let names = [endpoint.id.to_string(), endpoint.tenant.to_string()];
     let texts = [Some(&url), Some(&settings.description), settings.owner_email.as_ref()];
-    names.iter().chain(texts.into_iter().flatten()).any(|part| part.to_lowercase().contains(text))
+    let metadata = settings.metadata.iter().flat_map(|(name, value)| [name, value]);
+    names.iter().chain(texts.into_iter().flatten()).chain(metadata).any(|part| part.to_lowercase().contains(text))
 }
 
 #[cfg(test)]
@@ -167,13 +221,13 @@ mod tests {
         let (active, paused) = (EndpointState::Active, EndpointState::Paused);
         let closed = BreakerState::Closed;
         let places = [
-            need(EndpointState::Disabled, Some(Actor::Receiver), closed, false),
-            need(paused, Some(Actor::Gateway), closed, true),
-            need(active, None, BreakerState::Open, true),
-            need(active, None, closed, true),
-            need(active, None, BreakerState::Ramp, false),
-            need(paused, Some(Actor::Person), closed, true),
-            need(active, Some(Actor::Person), closed, false),
+            attention_rank(EndpointState::Disabled, Some(Actor::Receiver), closed, false),
+            attention_rank(paused, Some(Actor::Gateway), closed, true),
+            attention_rank(active, None, BreakerState::Open, true),
+            attention_rank(active, None, closed, true),
+            attention_rank(active, None, BreakerState::Ramp, false),
+            attention_rank(paused, Some(Actor::Person), closed, true),
+            attention_rank(active, Some(Actor::Person), closed, false),
         ];
         assert!(places.is_sorted_by(|one, next| one < next), "{places:?}");
     }

@@ -20,7 +20,7 @@ use crate::model::health::BreakerState;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::signing::Signing;
 use crate::model::span::Span;
-use crate::model::url_versions::masked;
+use crate::model::url_versions::mask_url;
 
 /// An endpoint as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -74,6 +74,8 @@ pub struct HealthView {
     breaker: BreakerState,
     /// Why the breaker is open, or was before the ramp.
     reason: Option<String>,
+    /// Whose words the reason is: `person` for what somebody noted who opened the breaker, else `gateway`; null without a reason.
+    reason_by: Option<Actor>,
     /// When this state began; null when it never changed. A failed probe does not change it.
     #[schema(value_type = Option<String>, format = DateTime)]
     since: Option<Timestamp>,
@@ -108,9 +110,13 @@ impl HealthView {
         Self {
             breaker,
             reason: health.reason.clone(),
+            reason_by: health
+                .reason
+                .as_ref()
+                .map(|_| if health.is_reason_of_person() { Actor::Person } else { Actor::Gateway }),
             since: health.since,
             next_probe_at: health.open_until().filter(|_| is_open && !health.is_forced()),
-            max_in_flight_now: health.width(endpoint.max_in_flight() as usize, now),
+            max_in_flight_now: health.open_requests_limit(endpoint.max_in_flight() as usize, now),
             consecutive_failures: health.failures,
             consecutive_refusals: health.refusals,
             failing_since: health.failing_since,
@@ -127,19 +133,19 @@ impl EndpointView {
     /// contain a credential.
     pub(super) fn seen_by(mut self, principal: &Principal) -> Self {
         if !principal.sees_urls() {
-            self.settings.url = masked(&self.settings.url);
+            self.settings.url = mask_url(&self.settings.url);
         }
         self
     }
 
     /// Builds the view of one endpoint, reading its live status and oldest due time.
     pub(super) async fn read(api: &SharedApiState, endpoint: &Endpoint) -> Result<Self, Problem> {
-        Ok(Self::all(api, &[endpoint]).await?.remove(0))
+        Ok(Self::of_all(api, &[endpoint]).await?.remove(0))
     }
 
     /// Builds the views of several endpoints, reading their live status and oldest
     /// due time at once.
-    pub(super) async fn all(api: &SharedApiState, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
+    pub(super) async fn of_all(api: &SharedApiState, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
         let queries =
             endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
         let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
@@ -169,10 +175,10 @@ impl EndpointView {
             state_by: endpoint.status.by,
             health: HealthView::of(endpoint, status, oldest_due, now),
             mailed_at: endpoint.mailed_at,
-            backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
+            backpressure_until: endpoint.backpressure_until.filter(|until| *until > now),
             created_at: endpoint.created_at,
             updated_at: endpoint.updated_at,
-            capped: capped(endpoint),
+            capped: capped_settings(endpoint),
             public_key: match endpoint.settings.signing {
                 Signing::Hmac => None,
                 Signing::Ed25519 => endpoint.secrets.first().and_then(|secret| public_key(&secret.key)),
@@ -183,7 +189,7 @@ impl EndpointView {
 }
 
 /// Returns the settings above the tenant's ceiling, with the values in force.
-fn capped(endpoint: &Endpoint) -> BTreeMap<&'static str, String> {
-    let above = endpoint.ceiling.above(&endpoint.settings).into_iter();
+fn capped_settings(endpoint: &Endpoint) -> BTreeMap<&'static str, String> {
+    let above = endpoint.ceiling.settings_above(&endpoint.settings).into_iter();
     above.map(|above| (above.setting.limit().trim_start_matches("endpoint."), above.most)).collect()
 }

@@ -79,7 +79,7 @@ pub async fn create(
         settings.map_err(|problem| problem.with_known_fields(&["secret", "private_key"]))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     refuse_own_values(&document, &settings, None)?;
-    let policy = check(&api, &tenant, &mut settings, None).await?;
+    let policy = check_endpoint_settings(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
     let secret = keys.mint(api.gateway.clock.wall())?;
     let endpoint = Endpoint {
@@ -90,7 +90,7 @@ pub async fn create(
         ceiling,
         policy,
         status: EndpointStatus::active(now),
-        quiet_until: None,
+        backpressure_until: None,
         health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret.clone()],
@@ -152,7 +152,7 @@ fn check_ceiling(
 ) -> Result<(), Problem> {
     let limits = api.gateway.store.tenant(tenant).map(|tenant| tenant.limits.clone()).unwrap_or_default();
     let is_changed = |above: &AboveCeiling| above.setting.is_set(settings, current);
-    let above: Vec<AboveCeiling> = limits.endpoint.above(settings).into_iter().filter(is_changed).collect();
+    let above: Vec<AboveCeiling> = limits.endpoint.settings_above(settings).into_iter().filter(is_changed).collect();
     let Some(first) = above.first() else { return Ok(()) };
     let limit = first.setting.limit();
     let errors = above.iter().map(|AboveCeiling { setting, is, most }| {
@@ -165,7 +165,7 @@ fn check_ceiling(
 
 /// Checks all settings and replaces the URL by its canonical form. An unchanged
 /// URL is not checked here, because the egress guard checks it at each attempt.
-async fn check(
+async fn check_endpoint_settings(
     api: &SharedApiState,
     tenant: &TenantId,
     settings: &mut EndpointSettings,
@@ -241,8 +241,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<EndpointListParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
-    let endpoints = api.gateway.store.endpoints(&tenant);
-    endpoint_list::page_of(&api, "endpoints", endpoints, params, &principal).await.map(Json)
+    endpoint_list::page_of(&api, "endpoints", Some(&tenant), params, &principal).await.map(Json)
 }
 
 /// Returns an endpoint of this tenant, or the problem that there is none.
@@ -294,13 +293,13 @@ pub async fn update(
     loop {
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
-        merge(&mut document, Value::Object(patch.clone()));
+        apply_merge_patch(&mut document, Value::Object(patch.clone()));
         let mut settings: EndpointSettings = from_value(&document)?;
         refuse_own_values(&patch, &settings, Some(&current.settings))?;
         if let Some(known) = api.gateway.store.tenant(&tenant) {
             settings.inherit(&known.defaults);
         }
-        let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
+        let policy = check_endpoint_settings(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
         match change::change_endpoint(&api.gateway, &by, &tenant, id, change).await {
@@ -315,7 +314,7 @@ pub async fn update(
 const REPLACED_WHOLE: &[&str] = &["jitter"];
 
 /// Applies a JSON merge patch (RFC 7396).
-pub fn merge(target: &mut Value, patch: Value) {
+pub fn apply_merge_patch(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;
         return;
@@ -332,7 +331,7 @@ pub fn merge(target: &mut Value, patch: Value) {
             value if REPLACED_WHOLE.contains(&name.as_str()) => {
                 object.insert(name, value);
             }
-            value => merge(object.entry(name).or_insert(Value::Null), value),
+            value => apply_merge_patch(object.entry(name).or_insert(Value::Null), value),
         }
     }
 }
@@ -359,7 +358,7 @@ pub async fn delete(
 /// Note about the reason of a change.
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Note {
+pub struct ChangeNote {
     /// What others should know, at most 500 bytes.
     note: Option<String>,
 }
@@ -369,7 +368,7 @@ pub(super) async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<
     if body.trim_ascii().is_empty() {
         return Ok(None);
     }
-    let note: Note = document_from_json(&body)?;
+    let note: ChangeNote = document_from_json(&body)?;
     check_note(note.note)
 }
 
@@ -391,7 +390,7 @@ pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/pause", operation_id = "pause_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    request_body = Option<Note>,
+    request_body = Option<ChangeNote>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
 )]
@@ -415,7 +414,7 @@ pub async fn pause(
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/resume", operation_id = "resume_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "The tenant's id"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    request_body = Option<Note>,
+    request_body = Option<ChangeNote>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
 )]
@@ -455,7 +454,7 @@ pub async fn test(
     check_url(&api, &tenant, &endpoint.settings.url).await?;
     let event_type = "posthaste.test".parse().expect("a dotted name");
     let data = bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#);
-    let submission = Submission { endpoints: Some(vec![id]), ..Submission::new(event_type, data) };
+    let submission = Submission { endpoints: Some(vec![id]), is_test: true, ..Submission::new(event_type, data) };
     let outcomes = accept(&api.gateway, &tenant, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
     api.gateway.store.record(&by, AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;
@@ -470,10 +469,10 @@ mod tests {
     #[test]
     fn a_merge_patch_sets_removes_and_goes_inside() {
         let mut document = json!({"a":1,"b":{"c":2,"d":3},"e":[1]});
-        merge(&mut document, json!({"a":null,"b":{"c":4},"e":[2],"f":{"g":null,"h":1}}));
+        apply_merge_patch(&mut document, json!({"a":null,"b":{"c":4},"e":[2],"f":{"g":null,"h":1}}));
         assert_eq!(document, json!({"b":{"c":4,"d":3},"e":[2],"f":{"h":1}}));
         let mut document = json!({"retry":{"jitter":{"percent":20},"max_attempts":5}});
-        merge(&mut document, json!({"retry":{"jitter":{"add":"1s"}}}));
+        apply_merge_patch(&mut document, json!({"retry":{"jitter":{"add":"1s"}}}));
         assert_eq!(document, json!({"retry":{"jitter":{"add":"1s"},"max_attempts":5}}));
     }
 }

@@ -54,7 +54,7 @@ pub async fn serve_plain<D: DirectRoutes>(
             return Ok(None);
         }
         let Some(request) = PlainRequest::read(&input) else { return Ok(Some(input.into())) };
-        status.begin();
+        status.begin_request();
         let Some(taken) = direct.take(request.path, &request.headers, status) else {
             return Ok(Some(input.into()));
         };
@@ -64,7 +64,7 @@ pub async fn serve_plain<D: DirectRoutes>(
         let mut answer = D::answer_plain(taken, headers, body).await;
         answer.is_last |= status.is_closing() || is_stopping(stop);
         let is_last = answer.is_last;
-        status.end();
+        status.end_request();
         stream.write_all(&answer.into_bytes()).await?;
         if is_last {
             stream.shutdown().await?;

@@ -54,22 +54,26 @@ impl DirectRoutes for EventRoutes {
     fn take(&self, path: &str, headers: &HeaderMap, connection: &ConnectionStatus) -> Option<EventRequest> {
         // A tenant's id has no character that a path would have to encode.
         let named = path.strip_prefix("/v1/tenants/")?.strip_suffix("/events")?;
+        // On the portal's own host there is no API; what stands before the router says so.
+        if self.api.portal_url.as_ref().is_some_and(|portal| portal.is_asked(headers, None)) {
+            return None;
+        }
         let tenant = self.api.gateway.store.tenant(&named.parse().ok()?)?;
-        let principal = auth::identified(&self.api, headers)?;
+        let principal = auth::known_caller(&self.api, headers)?;
         let may = principal.has_access(self.access, tenant.id.as_str());
         (may && connection.mark_authenticated()).then(|| EventRequest { api: self.api.clone(), tenant })
     }
 
     async fn answer(taken: EventRequest, request: http::Request<Incoming>) -> Response {
         let (head, body) = request.into_parts();
-        let (handled, id) = taken.handle(head.headers, body).await;
+        let (handled, id) = taken.accept_event(head.headers, body).await;
         let mut response = handled.map_or_else(Problem::into_response, AcceptedEvent::into_response);
         finish_response(&taken.api, &mut response, id, true, Some(&taken.tenant.id));
         response
     }
 
     async fn answer_plain(taken: EventRequest, headers: HeaderMap, body: Bytes) -> PlainAnswer {
-        let (handled, id) = taken.handle(headers, Full::new(body)).await;
+        let (handled, id) = taken.accept_event(headers, Full::new(body)).await;
         match handled {
             Ok(accepted) => accepted.plain_answer(&id),
             Err(problem) => {
@@ -84,7 +88,7 @@ impl DirectRoutes for EventRoutes {
 impl EventRequest {
     /// Accepts the event. Returns also the id of the request, with which a refusal is
     /// logged.
-    async fn handle(
+    async fn accept_event(
         &self,
         headers: HeaderMap,
         body: impl EventBody + 'static,

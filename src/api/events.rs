@@ -1,5 +1,6 @@
 //! Lists and shows events and their deliveries, and expunges their data.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -13,15 +14,15 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::deliveries::DeliveryView;
 use super::input::{NamedEvent, TenantPath};
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems};
 use super::query_params::QueryParams;
 use crate::lifecycle::change::expunge_event;
 use crate::model::audit::Initiator;
 use crate::model::endpoint::{Endpoint, ParsedData};
-use crate::model::event;
+use crate::model::event::{self, Event};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::{Error, EventQuery, EventRecord, MissingResource};
+use crate::store::{Error, EventQuery, EventRecord, MissingResource, Store};
 
 /// An event as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -85,18 +86,35 @@ impl EventView {
                 None => (None, Some(DataWithheld::Damaged)),
             },
         };
+        let timestamp = event.timestamp_text();
+        // Every field has its name here, so that the compiler asks of a new one whether
+        // it is shown. The link base and the trace are not.
+        let Event {
+            id,
+            tenant: _,
+            event_type,
+            key,
+            timestamp: _,
+            schema_version,
+            expires_at,
+            endpoints,
+            link_base: _,
+            trace: _,
+            accepted_at,
+            data: _,
+        } = event;
         Self {
+            id,
+            event_type: event_type.to_string(),
+            key: key.map(|key| key.to_string()),
+            timestamp,
+            schema_version,
+            expires_at,
+            endpoints,
+            accepted_at: offset.wall(accepted_at),
+            deliveries,
             data,
             data_withheld,
-            timestamp: event.timestamp_text(),
-            event_type: event.event_type.to_string(),
-            key: event.key.map(|key| key.to_string()),
-            schema_version: event.schema_version,
-            expires_at: event.expires_at,
-            endpoints: event.endpoints,
-            accepted_at: offset.wall(event.accepted_at),
-            deliveries,
-            id: event.id,
         }
     }
 }
@@ -121,7 +139,7 @@ pub struct MatchView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EventParams {
-    /// Of this type.
+    /// Only events of this type.
     #[serde(rename = "type")]
     event_type: Option<String>,
     /// With this key.
@@ -151,7 +169,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<EventParams>,
 ) -> Result<Json<Page<EventView>>, Problem> {
-    let page_request = ask("events", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("events", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
     let query = EventQuery {
         event_type: params.event_type,
@@ -227,7 +245,17 @@ pub async fn deliveries(
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let deliveries = api.gateway.store.event_deliveries(&tenant, &id).await?;
     let deliveries = deliveries.ok_or_else(|| Problem::not_found(MissingResource::Event))?;
-    Ok(Json(Page::whole(DeliveryView::all(&api.gateway, deliveries).await)))
+    Ok(Json(Page::whole(DeliveryView::of_all(&api.gateway, deliveries).await)))
+}
+
+/// How many endpoints to explain.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct MatchParams {
+    /// At most this many endpoints, 1 to 500: those that got the event or want it now come first, then the newest others. All endpoints, newest first, when left out.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
 }
 
 /// Explain why each endpoint got an event, or did not
@@ -235,16 +263,19 @@ pub async fn deliveries(
 /// Rules are applied as they are now; `delivery_id` shows what was decided when the event was accepted.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}/matches", operation_id = "list_event_matches", tag = "events",
-    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id")),
-    responses((status = 200, body = Page<MatchView>), Problems, GoneProblems),
+    params(("tenant" = String, Path, description = "The tenant's id"), ("event" = String, Path, description = "The event's id"), MatchParams),
+    responses((status = 200, body = Page<MatchView>), Problems, InputProblems, GoneProblems),
     security(("token" = ["read"])),
 )]
 pub async fn matches(
     State(api): State<SharedApiState>,
     TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
+    QueryParams(params): QueryParams<MatchParams>,
 ) -> Result<Json<Page<MatchView>>, Problem> {
     let store = &api.gateway.store;
+    let limit =
+        params.limit.map(|limit| page_request("matches", Some(limit), None)).transpose()?.map(|asked| asked.limit);
     let record = find(&api, &tenant, &id).await?;
     let deliveries = store.event_deliveries(&tenant, &id).await?.unwrap_or_default();
     let mut data = ParsedData::new(&record.event.data);
@@ -266,5 +297,30 @@ pub async fn matches(
             delivery_id: delivery.map(|delivery| delivery.id),
         }
     };
-    Ok(Json(Page::whole(store.endpoints(&tenant).into_iter().map(show).collect())))
+    let endpoints = match limit {
+        None => store.endpoints(&tenant),
+        Some(limit) => {
+            let got = deliveries.iter().map(|delivery| delivery.endpoint_id);
+            first_concerned(store.as_ref(), &record.event, got, limit)
+        }
+    };
+    Ok(Json(Page::whole(endpoints.into_iter().map(show).collect())))
+}
+
+/// Returns some endpoints of an event's tenant: those that got it, those that want it
+/// now, and then the newest others.
+fn first_concerned(
+    store: &dyn Store,
+    event: &Event,
+    got: impl Iterator<Item = EndpointId>,
+    limit: usize,
+) -> Vec<Arc<Endpoint>> {
+    let wanting = store.matching(event).unwrap_or_default().into_iter().map(|endpoint| endpoint.id);
+    let mut seen = HashSet::new();
+    got.chain(wanting)
+        .chain(store.endpoint_ids(Some(&event.tenant)))
+        .filter(|id| seen.insert(*id))
+        .filter_map(|id| store.endpoint(&event.tenant, id))
+        .take(limit)
+        .collect()
 }

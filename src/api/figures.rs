@@ -15,7 +15,7 @@ use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
 use crate::lifecycle::figure_series::{self, FigureRange, FigureSeries, POINTS_MAX};
 use crate::model::delivery::DeadCause;
-use crate::model::figure_time::{FigureStep, HOUR_MS, later};
+use crate::model::figure_time::{FigureStep, HOUR_MS, millis_later};
 use crate::model::figures::{ATTEMPTS, EarlyAttempts, HeldMs, LATENCY_MS, TIME_TO_DELIVER_MS, WindowFigures};
 use crate::model::named_enum::NamedEnum;
 use crate::model::result_class::ResultClass;
@@ -61,7 +61,7 @@ pub struct FiguresView {
     complete_until: Option<Timestamp>,
     /// Times of which figures may be missing: a process ended without writing them, or could not write them in time.
     gaps: Vec<FigureGapView>,
-    /// The points at which something was counted, oldest first; up to `complete_until` all others are zero. A node that owns every shard adds what it counted since then, of at most 2,000 endpoints.
+    /// The points at which something was counted, oldest first; up to `complete_until` all others are zero. What was counted since then is in them as far as nodes answer in time, in sums of at most 2,000 endpoints.
     data: Vec<FigurePointView>,
 }
 
@@ -98,7 +98,7 @@ pub struct FigurePointView {
     attempts_to_success: BucketsView,
     /// How long attempts took.
     latency_ms: BucketsView,
-    /// From acceptance to delivery, replays left out.
+    /// From acceptance to delivery, replays and backfills left out.
     time_to_deliver_s: BucketsView,
     /// Finished deliveries that the service-level goal speaks of.
     slo: SloView,
@@ -345,7 +345,7 @@ async fn read(
 ) -> Result<(WallOffset, FigureRange, FigureSeries), Problem> {
     let (offset, now) = (api.gateway.clock.wall_offset(), api.gateway.clock.now());
     let to = params.to.map_or(now, |at| offset.engine(at));
-    let from = params.from.map_or_else(|| later(to, -SHOWN_MS), |at| offset.engine(at));
+    let from = params.from.map_or_else(|| millis_later(to, -SHOWN_MS), |at| offset.engine(at));
     let step = params.step.unwrap_or(FigureStep::Window);
     if from > to {
         let detail = "from is after to, so nothing can be between them; swap them";
@@ -356,7 +356,7 @@ async fn read(
         let detail = format!("there are {} steps between from and to; ask for at most {POINTS_MAX}", range.points());
         return Err(Problem::field(ProblemCode::InvalidField, "?from", detail));
     }
-    if step == FigureStep::Window && range.to < later(now, -WINDOWS_KEPT_MS) {
+    if step == FigureStep::Window && range.to < millis_later(now, -WINDOWS_KEPT_MS) {
         let detail = "windows of five minutes are kept for 48 hours, and to is before that; use step=1h";
         return Err(Problem::field(ProblemCode::InvalidField, "?step", detail));
     }

@@ -91,11 +91,9 @@ pub async fn find(
     let mut found: Vec<FoundView> = in_catalog(store, &id).into_iter().collect();
     found.extend(in_history(store, &id).await?);
     let tenants = store.tenants_of_event(&event, EVENTS_MAX).await?;
-    found.extend(
-        tenants
-            .iter()
-            .map(|tenant| FoundView::of(FoundKind::Event, &id, tenant).at(format!("/v1/tenants/{tenant}/events/{id}"))),
-    );
+    found.extend(tenants.iter().map(|tenant| {
+        FoundView::of(FoundKind::Event, &id, tenant).with_path(format!("/v1/tenants/{tenant}/events/{id}"))
+    }));
     Ok(Json(Page::whole(found)))
 }
 
@@ -103,18 +101,18 @@ pub async fn find(
 fn in_catalog(store: &dyn Store, id: &str) -> Option<FoundView> {
     if let Some(tenant) = id.parse().ok().and_then(|id: TenantId| store.tenant(&id)) {
         let path = format!("/v1/tenants/{}", tenant.id);
-        return Some(FoundView::of(FoundKind::Tenant, id, &tenant.id).at(path));
+        return Some(FoundView::of(FoundKind::Tenant, id, &tenant.id).with_path(path));
     }
     if let Some(endpoint) = id.parse().ok().and_then(|id: EndpointId| store.any_endpoint(id)) {
         let path = format!("/v1/tenants/{}/endpoints/{id}", endpoint.tenant);
-        return Some(FoundView::of(FoundKind::Endpoint, id, &endpoint.tenant).at(path));
+        return Some(FoundView::of(FoundKind::Endpoint, id, &endpoint.tenant).with_path(path));
     }
     if let Ok(secret) = id.parse::<SecretId>() {
         let tenants = store.tenants();
         let mut endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
         let endpoint = endpoints.find(|endpoint| endpoint.secrets.iter().any(|known| known.id == secret))?;
         let path = format!("/v1/tenants/{}/endpoints/{}/secrets", endpoint.tenant, endpoint.id);
-        let found = FoundView::of(FoundKind::Secret, id, &endpoint.tenant).at(path);
+        let found = FoundView::of(FoundKind::Secret, id, &endpoint.tenant).with_path(path);
         return Some(FoundView { of: Some(endpoint.id.to_string()), ..found });
     }
     let token = id.parse().ok().and_then(|id: TokenId| store.token(id))?;
@@ -127,7 +125,7 @@ async fn in_history(store: &dyn Store, id: &str) -> store::Result<Option<FoundVi
     if let Ok(delivery) = id.parse::<DeliveryId>() {
         let tenant = store.tenant_of_delivery(delivery).await?;
         return Ok(tenant.map(|tenant| {
-            FoundView::of(FoundKind::Delivery, id, &tenant).at(format!("/v1/tenants/{tenant}/deliveries/{id}"))
+            FoundView::of(FoundKind::Delivery, id, &tenant).with_path(format!("/v1/tenants/{tenant}/deliveries/{id}"))
         }));
     }
     if let Ok(attempt) = id.parse::<AttemptId>() {
@@ -138,8 +136,9 @@ async fn in_history(store: &dyn Store, id: &str) -> store::Result<Option<FoundVi
     }
     if let Ok(job) = id.parse::<JobId>() {
         let tenant = store.tenant_of_job(job).await?;
-        return Ok(tenant
-            .map(|tenant| FoundView::of(FoundKind::Job, id, &tenant).at(format!("/v1/tenants/{tenant}/jobs/{id}"))));
+        return Ok(tenant.map(|tenant| {
+            FoundView::of(FoundKind::Job, id, &tenant).with_path(format!("/v1/tenants/{tenant}/jobs/{id}"))
+        }));
     }
     let Ok(endpoint) = id.parse::<EndpointId>() else { return Ok(None) };
     if store.any_endpoint(endpoint).is_some() {
@@ -159,7 +158,7 @@ async fn found_attempt(store: &dyn Store, id: &str, attempt: AttemptId) -> store
     let is_it = |known: &Attempt| AttemptId::of(delivery, known.number, known.started_at) == attempt;
     Ok(attempts.iter().any(is_it).then(|| {
         let path = format!("/v1/tenants/{tenant}/deliveries/{delivery}/attempts");
-        FoundView { of: Some(delivery.to_string()), ..FoundView::of(FoundKind::Attempt, id, &tenant).at(path) }
+        FoundView { of: Some(delivery.to_string()), ..FoundView::of(FoundKind::Attempt, id, &tenant).with_path(path) }
     }))
 }
 
@@ -173,7 +172,7 @@ async fn found_audit_entry(store: &dyn Store, id: &str, entry: AuditId) -> store
         let millis = i64::try_from(entry.0.as_u128() >> 80).unwrap_or(0);
         let at = |millis| Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MAX);
         let path = format!("/v1/audit?since={:.3}&until={:.3}", at(millis), at(millis + 1));
-        FoundView::of(FoundKind::AuditEntry, id, &found.record.tenant).at(path)
+        FoundView::of(FoundKind::AuditEntry, id, &found.record.tenant).with_path(path)
     }))
 }
 
@@ -182,7 +181,7 @@ impl FoundView {
         Self { kind, id: id.to_owned(), tenant: Some(tenant.clone()), of: None, deleted_at: None, path: None }
     }
 
-    fn at(self, path: String) -> Self {
+    fn with_path(self, path: String) -> Self {
         Self { path: Some(path), ..self }
     }
 }

@@ -11,14 +11,16 @@ use super::endpoints::find;
 use super::input::{NamedEndpoint, TenantPath};
 use super::problem::{Problem, Problems};
 use crate::lifecycle::health_table::measure;
-use crate::model::health_table::{FailureCount, HealthRow, SloStatus, rows, slo, top_failures};
+use crate::model::health_table::{
+    FailureCount, HealthRow, SloStatus, TypeHealth, rows, slo_status, top_failures, top_types,
+};
 use crate::model::id::{EndpointId, TenantId};
 use crate::store::figures::FigureScope;
 
 /// The health table.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthTableView {
-    /// The end of the time that was measured: figures are written in windows of five minutes, and what is not written yet is not in it.
+    /// The end of the hour of which nothing is missing: figures are written in windows of five minutes. What happened since is counted as well, as far as nodes answer in time.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
     /// The time over which rates are measured.
@@ -32,6 +34,8 @@ pub struct HealthTableView {
     top_failures: Vec<FailureCount>,
     /// Endpoints at which the most attempts of the hour failed, the worst first and at most ten; empty for one endpoint.
     top_endpoints: Vec<FailingEndpointView>,
+    /// Event types with the most attempts of the hour, the busiest first and at most ten; empty for one endpoint. A delivery whose time passed before an attempt could start is in the rows, and not here.
+    top_types: Vec<TypeHealth>,
 }
 
 /// An endpoint at which attempts failed.
@@ -50,11 +54,12 @@ pub struct FailingEndpointView {
 async fn table(api: &SharedApiState, scope: FigureScope) -> Result<Json<HealthTableView>, Problem> {
     let measured = measure(&api.gateway, &scope).await?;
     let at = api.gateway.clock.wall_offset().wall(measured.until);
-    let (rows, slo) = (rows(&measured.measures), slo(&measured.measures, api.slo_target));
+    let (rows, slo) = (rows(&measured.measures), slo_status(&measured.measures, api.slo_target));
     let top_failures = top_failures(&measured.measures.hour);
     let shown = |(tenant, endpoint, failed_attempts)| FailingEndpointView { tenant, endpoint, failed_attempts };
     let top_endpoints = measured.failing.into_iter().map(shown).collect();
-    Ok(Json(HealthTableView { at, window: "1h", rows, slo, top_failures, top_endpoints }))
+    let top_types = top_types(&measured.types);
+    Ok(Json(HealthTableView { at, window: "1h", rows, slo, top_failures, top_endpoints, top_types }))
 }
 
 /// Show the health of the gateway

@@ -63,7 +63,7 @@ async fn check_head<B: EventBody>(headers: &http::HeaderMap, body: B, bytes_max:
     if content_length.is_some_and(|length| length > bytes_max) {
         // A client that sent `Expect: 100-continue` waits with the body and reads the refusal at once.
         if !headers.contains_key(EXPECT) {
-            drain(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
+            drain_body(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
         }
         return Err(too_large(bytes_max));
     }
@@ -87,7 +87,7 @@ pub async fn read_events<'a>(
         }
         Ok(Err(problem)) if problem.is::<Overload>() => {
             drop(permit);
-            drain(body, SHED_TIMEOUT).await;
+            drain_body(body, SHED_TIMEOUT).await;
             Err(Overload.into())
         }
         Ok(Err(problem)) => Err(cannot_read(&problem, bytes_max)),
@@ -128,7 +128,7 @@ fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
 
 /// Reads and discards the rest of a body, up to the timeout, so that the client
 /// reads the response instead of a closed connection.
-async fn drain<B: EventBody>(mut body: Limited<B>, timeout: Duration) {
+async fn drain_body<B: EventBody>(mut body: Limited<B>, timeout: Duration) {
     let reading = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(timeout, reading).await;
 }
@@ -276,10 +276,10 @@ pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> 
         return Err(Problem::of_body(ProblemCode::InvalidJson, fault));
     }
     // Tracking the path costs time, so a second parse finds it only after an error.
-    serde_json::from_slice(bytes).map_err(|problem| explain::<T>(bytes, &problem))
+    serde_json::from_slice(bytes).map_err(|problem| explain_parse_failure::<T>(bytes, &problem))
 }
 
-fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error) -> Problem {
+fn explain_parse_failure<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error) -> Problem {
     // serde_json calls a number in place of an enum's name a syntax error, but the body is valid JSON.
     let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if !is_json {

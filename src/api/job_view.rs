@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::problem::Problem;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::jobs::held::HeldEndpoints;
-use crate::lifecycle::jobs::preview::{JobPreview, eta};
-use crate::model::delivery::{WaitingFor, after};
+use crate::lifecycle::jobs::preview::{JobPreview, etas};
+use crate::model::delivery::{WaitingFor, time_after};
 use crate::model::id::{EndpointId, JobId, TenantId};
 use crate::model::job::{Job, JobCounts, JobFilter, JobKind, JobState, LeftOut, MatchBound};
 use crate::model::purge::PurgeStage;
@@ -54,6 +55,8 @@ pub struct JobEndpointView {
     done: u64,
     /// What became of those it has sent.
     outcome: JobOutcome,
+    /// How many match there and stay as they are, by reason.
+    left_out: Vec<LeftOutCount>,
     /// Whether it has nothing more to do there.
     is_done: bool,
     /// Why nothing can be sent there now: `pause`, `disabled` or `breaker`; null if something can, or nothing is left to send.
@@ -108,7 +111,7 @@ pub struct JobView {
     not_older_than: Option<Span>,
     /// Whether deliveries that their lane has passed are replayed, too.
     even_overtaken: bool,
-    /// About when it will be done, as it goes; null if that is not known, nothing is sent, or an endpoint is held.
+    /// About when it will be done: by the pace of the last seconds, and before that is known by how fast its endpoints answered during the last day; null if neither is known, nothing is sent, or an endpoint is held.
     #[schema(value_type = Option<String>, format = DateTime)]
     eta_at: Option<Timestamp>,
     /// Why it failed; null if it did not.
@@ -126,14 +129,19 @@ pub struct JobView {
 }
 
 impl JobView {
-    /// Shows a job.
-    pub fn of(gateway: &Gateway, job: Job, held: &HeldEndpoints) -> Self {
+    /// Returns jobs as they are shown.
+    pub async fn of_all(gateway: &Gateway, jobs: Vec<Job>) -> Result<Vec<Self>, Problem> {
+        let held = HeldEndpoints::of(gateway, &jobs).await;
+        let etas = etas(gateway, &jobs, &held).await;
+        Ok(jobs.into_iter().zip(etas).map(|(job, eta_at)| Self::of(gateway, job, &held, eta_at)).collect())
+    }
+
+    fn of(gateway: &Gateway, job: Job, held: &HeldEndpoints, eta_at: Option<Timestamp>) -> Self {
         let (offset, counts, matched) = (gateway.clock.wall_offset(), job.counts(), job.matched());
-        let eta_at = eta(gateway, &job, held);
         let (kind, is_going) = (job.spec.kind, !job.state.is_over());
         let is_exact = job.parts.iter().all(|part| part.is_read);
         let mut parts = job.parts;
-        let is_purge = job.spec.kind == JobKind::Purge;
+        let is_purge = job.spec.kind.deletes_tenant();
         let purge = parts.first().filter(|_| is_purge).map(|part| {
             let progress = part.counts.purge.clone().unwrap_or_default();
             PurgeView { tenant: part.tenant.clone(), stage: progress.stage, rows: progress.rows }
@@ -145,7 +153,8 @@ impl JobView {
             endpoint: part.endpoint,
             matched: part.matched(),
             done: part.counts.done,
-            outcome: outcome(&part.counts),
+            outcome: job_outcome(&part.counts),
+            left_out: left_out(part.counts.left_out),
             is_done: part.is_done,
             held_by: held.by(kind, part.endpoint).filter(|_| is_going && !part.is_done),
             tenant: part.tenant,
@@ -160,7 +169,7 @@ impl JobView {
             is_exact,
             done: counts.done,
             left_out: left_out(counts.left_out.clone()),
-            outcome: outcome(&counts),
+            outcome: job_outcome(&counts),
             endpoints: endpoints.collect(),
             purge,
             per_second: job.spec.per_second,
@@ -176,7 +185,7 @@ impl JobView {
     }
 }
 
-fn outcome(counts: &JobCounts) -> JobOutcome {
+fn job_outcome(counts: &JobCounts) -> JobOutcome {
     JobOutcome { delivered: counts.delivered, dead: counts.dead, waiting: counts.waiting }
 }
 
@@ -217,6 +226,8 @@ pub struct UnblockedView {
     waiting: u64,
     /// In how many lanes they wait.
     lanes: u64,
+    /// Whether these are all. If not, there are at least so many: some 10,000 blocked lanes are looked at.
+    is_exact: bool,
 }
 
 /// What a job would do.
@@ -264,13 +275,17 @@ impl JobPreviewView {
         let longest = endpoints.iter().filter_map(|endpoint| endpoint.takes).max().filter(|_| !is_held);
         Self {
             matches: endpoints.iter().map(|endpoint| endpoint.matches).sum(),
-            done_at: longest.map(|span| after(now, span.0)),
+            done_at: longest.map(|span| time_after(now, span.0)),
             endpoints,
             left_out: left_out(preview.left_out),
             is_exact: preview.bound == MatchBound::Exact,
             bound: preview.bound,
             looked_at: preview.looked_at,
-            unblocks: UnblockedView { waiting: preview.unblocked, lanes: preview.unblocked_lanes },
+            unblocks: UnblockedView {
+                waiting: preview.unblocked,
+                lanes: preview.unblocked_lanes,
+                is_exact: !preview.is_unblocked_cut,
+            },
         }
     }
 }

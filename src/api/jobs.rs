@@ -13,18 +13,19 @@ use super::SharedApiState;
 use super::endpoints::check_note;
 use super::input::{DOCUMENT_BYTES_MAX, TenantPath, document_from_json, path_part, read_body};
 use super::job_view::{JobPreviewView, JobView};
-use super::page::{Page, PageParams, ask};
-use super::problem::{InputProblems, LimitProblems, Problem, ProblemCode, Problems, StateProblems};
+use super::page::{Page, PageParams, page_request};
+use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, StateProblems};
 use super::query_params::ListParams;
-use crate::lifecycle::jobs::held::HeldEndpoints;
+use crate::lifecycle::Gateway;
 use crate::lifecycle::jobs::preview::{expect, preview};
 use crate::lifecycle::jobs::{parts_of, running_max};
 use crate::model::audit::Initiator;
-use crate::model::id::{JobId, TenantId};
-use crate::model::job::{IDS_MAX, Job, JobChange, JobFilter, JobKind, JobSpec, JobState};
+use crate::model::id::{EndpointId, JobId, TenantId};
+use crate::model::invalid_setting::InvalidSetting;
+use crate::model::job::{IDS_MAX, Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
-use crate::store::MissingResource;
+use crate::store::{ListPage, MissingResource};
 
 /// The job a route names.
 pub struct NamedJob(pub JobId);
@@ -114,9 +115,10 @@ async fn start(
     let body = read_body(headers, body, DOCUMENT_BYTES_MAX).await?;
     let new: NewJob = document_from_json(&body)?;
     let is_dry = new.dry_run;
-    let spec = checked(new, by)?;
+    let spec = check_new_job(new, by)?;
     let (gateway, now) = (&api.gateway, api.gateway.clock.now());
     let parts = parts_of(gateway, tenant.as_ref(), &spec).await?;
+    check_endpoints(gateway, tenant.as_ref(), &spec.filter, &parts)?;
     let id = JobId::mint(now, rand::random());
     let tenant = tenant.unwrap_or_else(TenantId::system);
     let (state, finished_at, error) = (JobState::Running, None, None);
@@ -130,22 +132,28 @@ async fn start(
     gateway.dispatcher.admit(started.freed);
     gateway.notifier.operational_events_written(&started.operational_events);
     let job = gateway.store.job(&job.tenant, job.id).await?.unwrap_or(job);
-    Ok((StatusCode::ACCEPTED, Json(shown(api, job).await)).into_response())
+    Ok((StatusCode::ACCEPTED, Json(view_of_job(api, job).await?)).into_response())
 }
 
 /// Returns what was asked for, or what is wrong with it.
-fn checked(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
+fn check_new_job(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
     let invalid = |pointer: &str, detail: String| Problem::field(ProblemCode::InvalidField, pointer, detail);
-    if new.kind == JobKind::Purge {
+    if new.kind.deletes_tenant() {
         let detail = "kind is purge; a tenant is purged by POST /v1/tenants/{tenant}/purge";
         return Err(invalid("/kind", detail.into()));
     }
-    let NewJob { kind, filter, per_second, not_older_than, even_overtaken, note, .. } = new;
+    let NewJob { kind, mut filter, per_second, not_older_than, even_overtaken, note, .. } = new;
     if let Some(state) = filter.state.filter(|state| !kind.takes(*state)) {
         let detail = format!("state is {}, and {} does not take such deliveries", state.as_str(), kind.as_str());
         return Err(invalid("/filter/state", detail));
     }
-    if kind == JobKind::Backfill {
+    let faults = filter.faults();
+    if !faults.is_empty() {
+        let below =
+            |fault: InvalidSetting| FieldError { pointer: format!("/filter{}", fault.pointer), detail: fault.message };
+        return Err(Problem::fields(ProblemCode::InvalidField, faults.into_iter().map(below).collect()));
+    }
+    if kind.creates_deliveries() {
         check_backfill(&filter, even_overtaken)?;
     }
     if filter.is_empty() && !filter.all {
@@ -167,12 +175,40 @@ fn checked(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
         let detail = format!("ids has {} ids; use at most 5,000, and several jobs for more", filter.ids.len());
         return Err(invalid("/filter/ids", detail));
     }
+    // Each counts once.
+    filter.ids.sort();
+    filter.ids.dedup();
     if let Some(wrong) = per_second.filter(|per_second| !(*per_second > 0.0 && *per_second <= 1e6)) {
         return Err(invalid("/per_second", format!("per_second is {wrong}; use a number above 0, up to 1,000,000")));
     }
     let note = check_note(note)?;
     let by = by.caller().map_or_else(|| "unknown".to_owned(), |caller| caller.by.to_string());
     Ok(JobSpec { kind, filter, per_second, not_older_than, even_overtaken, note, by })
+}
+
+/// Refuses endpoints that do not exist, unless dead letters of theirs match.
+fn check_endpoints(
+    gateway: &Gateway,
+    tenant: Option<&TenantId>,
+    filter: &JobFilter,
+    parts: &[JobPart],
+) -> Result<(), Problem> {
+    let is_known = |id: EndpointId| match tenant {
+        Some(tenant) => gateway.store.endpoint(tenant, id).is_some(),
+        None => gateway.store.any_endpoint(id).is_some(),
+    };
+    let unknown = filter.endpoints.iter().enumerate().filter(|(_, id)| !is_known(**id));
+    let fault = |(n, id): (usize, &EndpointId)| {
+        let whose = tenant.map_or(String::new(), |tenant| format!(" in tenant {tenant}"));
+        let detail = format!(
+            "endpoint {id} does not exist{whose}, and no dead letters of it match; leave it out, or name one that \
+             GET …/endpoints lists"
+        );
+        FieldError { pointer: format!("/filter/endpoints/{n}"), detail }
+    };
+    let is_gone = |(_, id): &(usize, &EndpointId)| !parts.iter().any(|part| part.endpoint == **id);
+    let faults: Vec<FieldError> = unknown.filter(is_gone).map(fault).collect();
+    if faults.is_empty() { Ok(()) } else { Err(Problem::fields(ProblemCode::InvalidField, faults)) }
 }
 
 /// Refuses what a backfill cannot do: it goes by events, which have no state yet.
@@ -218,10 +254,10 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     params: ListParams<NoFilter>,
 ) -> Result<Json<Page<JobView>>, Problem> {
-    let page_request = ask("jobs", params.page.limit, params.page.cursor.as_deref())?;
+    let page_request = page_request("jobs", params.page.limit, params.page.cursor.as_deref())?;
     let page = api.gateway.store.jobs(Some(&tenant), page_request).await?;
-    let held = HeldEndpoints::of(&api.gateway, &page.data).await;
-    Ok(Json(Page::of("jobs", page, |job| JobView::of(&api.gateway, job, &held))))
+    let shown = ListPage::of(JobView::of_all(&api.gateway, page.data).await?, page.next);
+    Ok(Json(Page::of("jobs", shown, |job| job)))
 }
 
 /// List the jobs of all tenants, newest first
@@ -235,21 +271,20 @@ pub async fn list_all(
     State(api): State<SharedApiState>,
     params: ListParams<NoFilter>,
 ) -> Result<Json<Page<JobView>>, Problem> {
-    let page_request = ask("all-jobs", params.page.limit, params.page.cursor.as_deref())?;
+    let page_request = page_request("all-jobs", params.page.limit, params.page.cursor.as_deref())?;
     let page = api.gateway.store.jobs(None, page_request).await?;
-    let held = HeldEndpoints::of(&api.gateway, &page.data).await;
-    Ok(Json(Page::of("all-jobs", page, |job| JobView::of(&api.gateway, job, &held))))
+    let shown = ListPage::of(JobView::of_all(&api.gateway, page.data).await?, page.next);
+    Ok(Json(Page::of("all-jobs", shown, |job| job)))
 }
 
 async fn find(api: &SharedApiState, tenant: &TenantId, id: JobId) -> Result<Json<JobView>, Problem> {
     let job = api.gateway.store.job(tenant, id).await?.ok_or_else(|| Problem::not_found(MissingResource::Job))?;
-    Ok(Json(shown(api, job).await))
+    Ok(Json(view_of_job(api, job).await?))
 }
 
 /// Shows one job.
-async fn shown(api: &SharedApiState, job: Job) -> JobView {
-    let held = HeldEndpoints::of(&api.gateway, std::slice::from_ref(&job)).await;
-    JobView::of(&api.gateway, job, &held)
+async fn view_of_job(api: &SharedApiState, job: Job) -> Result<JobView, Problem> {
+    Ok(JobView::of_all(&api.gateway, vec![job]).await?.remove(0))
 }
 
 /// Show a job
@@ -276,7 +311,7 @@ async fn change(
 ) -> Result<Json<JobView>, Problem> {
     let (most, now) = (running_max(&api.gateway, tenant), api.gateway.clock.now());
     let known = api.gateway.store.job(tenant, id).await?;
-    if change == JobChange::Cancel && known.is_some_and(|job| job.spec.kind == JobKind::Purge && !job.state.is_over()) {
+    if change == JobChange::Cancel && known.is_some_and(|job| job.spec.kind.deletes_tenant() && !job.state.is_over()) {
         let detail = format!("job {id} purges a tenant, and half of one is of no use; pause it, or let it finish");
         return Err(Problem::new(ProblemCode::WrongState, detail));
     }

@@ -16,8 +16,8 @@ use crate::model::id::TenantId;
 #[async_trait]
 pub trait KeyManager: Send + Sync {
     /// Makes a new master key and seals everything under it. Returns how many texts
-    /// were sealed again.
-    async fn rotate_master_key(&self) -> Result<usize, KeyRefusal>;
+    /// were sealed again. The audit log says so just before the new key is used.
+    async fn rotate_master_key(&self, by: &Initiator) -> Result<usize, KeyRefusal>;
 
     /// Makes a new admin token, in force on every node that answers.
     async fn renew_admin_token(&self) -> Result<RenewedToken, KeyRefusal>;
@@ -71,9 +71,7 @@ pub struct RotatedKeyView {
     security(("token" = ["admin"])),
 )]
 pub async fn rotate(State(api): State<SharedApiState>, by: Initiator) -> Result<Json<RotatedKeyView>, Problem> {
-    let audited = AuditedAction::new(AuditAction::MasterKeyRotated, &TenantId::system(), "master-key");
-    api.gateway.store.record(&by, audited).await?;
-    let resealed = api.keys.rotate_master_key().await?;
+    let resealed = api.keys.rotate_master_key(&by).await?;
     Ok(Json(RotatedKeyView { resealed }))
 }
 

@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::endpoints::find;
 use super::input::{NamedEndpoint, TenantPath};
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{InputProblems, Problem, Problems};
 use super::query_params::QueryParams;
 use crate::model::id::DeliveryId;
@@ -61,7 +61,7 @@ pub async fn list(
     QueryParams(params): QueryParams<LaneParams>,
 ) -> Result<Json<Page<LaneView>>, Problem> {
     find(&api, &tenant, id)?;
-    let page_request = ask("lanes", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("lanes", params.limit, params.cursor.as_deref())?;
     let page = api.gateway.store.lanes(&tenant, id, params.blocked, page_request).await?;
     let offset = api.gateway.clock.wall_offset();
     Ok(Json(Page::of("lanes", page, |lane| LaneView {

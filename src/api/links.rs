@@ -58,14 +58,14 @@ pub async fn fetch(
     request: Request,
 ) -> Result<Response, Problem> {
     let from = origin::of(&request, &api.trusted_proxies).map(|address| address.to_string()).unwrap_or_default();
-    let signature = signature(request.uri().query().unwrap_or_default());
+    let signature = signature_parameter(request.uri().query().unwrap_or_default());
     // The gateway made no link whose path cannot be parsed.
     let (tenant, delivery) = path.map(|Path(parts)| parts).unwrap_or_default();
     let followed = match (tenant.parse(), delivery.parse()) {
         (Ok(tenant), Ok(delivery)) => follow(&api.gateway, &tenant, delivery, &signature).await,
         _ => Err(LinkRefusal::Foreign),
     };
-    api.gateway.metrics.fetched(outcome(&followed));
+    api.gateway.metrics.count_fetched(fetch_result(&followed));
     match followed {
         Ok(LinkedData { body, event, endpoint }) => {
             // A valid link proves as much as a token.
@@ -93,12 +93,12 @@ pub async fn fetch(
     }
 }
 
-fn signature(query: &str) -> String {
+fn signature_parameter(query: &str) -> String {
     let mut fields = form_urlencoded::parse(query.as_bytes());
     fields.find(|(name, _)| name == "signature").map(|(_, value)| value.into_owned()).unwrap_or_default()
 }
 
-fn outcome(followed: &Result<LinkedData, LinkRefusal>) -> FetchResult {
+fn fetch_result(followed: &Result<LinkedData, LinkRefusal>) -> FetchResult {
     match followed {
         Ok(_) => FetchResult::Served,
         Err(LinkRefusal::Foreign) => FetchResult::Invalid,

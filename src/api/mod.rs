@@ -21,7 +21,7 @@ use crate::lifecycle::egress::Egress;
 use crate::lifecycle::store_gauges::StoreGaugeCache;
 use crate::model::id::TenantId;
 use crate::model::named_enum::NamedEnum;
-use crate::model::page_address::FrameOrigin;
+use crate::model::page_address::{FrameOrigin, PortalUrl};
 use crate::model::setting_in_force::SettingInForce;
 use crate::model::slo_target::SloTarget;
 
@@ -121,6 +121,8 @@ pub struct ApiState {
     pub uses: auth::TokenUses,
     /// Recent sign-ins to the pages, by address.
     pub sign_ins: sign_in_throttle::SignInThrottle,
+    /// Address of the portal, if it has a host of its own.
+    pub portal_url: Option<PortalUrl>,
     /// Origins whose pages may show the portal in a frame.
     pub portal_origins: Vec<FrameOrigin>,
     /// Networks of the proxies whose `X-Forwarded-For` is trusted.
@@ -145,7 +147,7 @@ impl ApiState {
 
 /// Returns every route with its OpenAPI description.
 pub fn routes() -> OpenApiRouter<SharedApiState> {
-    OpenApiRouter::with_openapi(openapi::base())
+    OpenApiRouter::with_openapi(openapi::base_document())
         .routes(routes!(tenants::list))
         .routes(routes!(tenants::show, tenants::put, tenants::update, tenants::delete))
         .routes(routes!(accept::accept_one, events::list))
@@ -271,7 +273,7 @@ pub fn router(api: SharedApiState) -> (Router, event_routes::EventRoutes) {
         .method_not_allowed_fallback(status::wrong_method)
         .fallback(status::no_such_route)
         .layer(from_fn_with_state((api.clone(), Arc::new(rights)), auth::admit))
-        .layer(from_fn_with_state(api.clone(), finish))
+        .layer(from_fn_with_state(api.clone(), complete_response))
         .with_state(api);
     (router, events)
 }
@@ -279,7 +281,7 @@ pub fn router(api: SharedApiState) -> (Router, event_routes::EventRoutes) {
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Gives the request its id and renders the response's problem, if it has one.
-async fn finish(State(api): State<SharedApiState>, mut request: Request, next: Next) -> Response {
+async fn complete_response(State(api): State<SharedApiState>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
     let uri = request.uri().clone();
@@ -303,9 +305,9 @@ fn finish_response(
 ) {
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
         if takes_events {
-            api.gateway.metrics.refused(problem.code().as_str());
-            if let Some(limit) = problem.limit() {
-                api.gateway.metrics.limited(limit);
+            api.gateway.metrics.count_refused(problem.code().as_str());
+            if let Some(limit) = problem.limit_owner() {
+                api.gateway.metrics.count_limited(limit);
             }
         }
         let problem = match tenant {

@@ -56,7 +56,7 @@ impl Modify for BearerScheme {
 }
 
 /// Returns the description without any routes.
-pub fn base() -> utoipa::openapi::OpenApi {
+pub fn base_document() -> utoipa::openapi::OpenApi {
     ApiDescription::openapi()
 }
 
@@ -82,17 +82,17 @@ pub fn document() -> Value {
 /// `docs`, where their tables are printed.
 pub fn linked_document() -> Value {
     let mut document = serde_json::to_value(super::routes().into_openapi()).expect("the description is plain data");
-    schemas::finish(&mut document["components"]["schemas"]);
-    document["components"]["headers"] = responses::headers();
-    document["components"]["responses"] = responses::problems();
+    schemas::complete_schemas(&mut document["components"]["schemas"]);
+    document["components"]["headers"] = responses::common_headers();
+    document["components"]["responses"] = responses::problem_responses();
     for (path, methods) in document["paths"].as_object_mut().into_iter().flatten() {
         for (method, operation) in methods.as_object_mut().into_iter().flatten() {
             finish_parameters(operation);
             finish_body(path, method, operation);
-            responses::finish(path, method, operation);
+            responses::complete_operation(path, method, operation);
         }
     }
-    names::finish(&mut document);
+    names::rename_schemas(&mut document);
     document
 }
 

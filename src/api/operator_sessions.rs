@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::input::NamedSession;
-use super::page::{Page, PageParams, ask};
+use super::page::{Page, PageParams, page_request};
 use super::portal_links::shown_maker;
 use super::problem::{InputProblems, Problem, Problems};
 use super::query_params::QueryParams;
@@ -55,7 +55,7 @@ pub async fn list(
     State(api): State<SharedApiState>,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<OperatorSessionView>>, Problem> {
-    let request = ask("sessions", params.limit, params.cursor.as_deref())?;
+    let request = page_request("sessions", params.limit, params.cursor.as_deref())?;
     let sign_ins = SignIns::of(&api);
     let mut page = api.gateway.store.sign_ins(None, TokenKind::Session, sign_ins.now, request).await?;
     page.data.retain(|token| sign_ins.is_in_force(token));
@@ -64,7 +64,7 @@ pub async fn list(
 
 fn view(api: &SharedApiState, token: Token) -> OperatorSessionView {
     OperatorSessionView {
-        last_used_at: token.used_at.max(api.uses.last(token.id)),
+        last_used_at: token.used_at.max(api.uses.last_used_at(token.id)),
         id: token.id,
         name: token.name,
         rights: token.rights,

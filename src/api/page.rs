@@ -67,11 +67,11 @@ pub fn limit_of(page: &PageParams) -> Result<usize, Problem> {
             "cursor is no parameter of groups: there are no further pages; raise limit, or group by fewer fields";
         return Err(Problem::field(ProblemCode::UnknownField, "?cursor", detail));
     }
-    ask("", page.limit, None).map(|page| page.limit)
+    page_request("", page.limit, None).map(|page| page.limit)
 }
 
 /// Reads `limit` and `cursor`. A cursor is valid only for the list it came from.
-pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageRequest, Problem> {
+pub fn page_request(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageRequest, Problem> {
     let limit = limit.unwrap_or(LIMIT_DEFAULT);
     if !(1..=LIMIT_MAX).contains(&limit) {
         let detail = format!("limit is {limit}; use 1 to {LIMIT_MAX}");

@@ -5,16 +5,18 @@
 //! bytes. Every other request is left to the HTTP library, so this refuses nothing,
 //! and knows none of the ways in which a request can be odd.
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::server_limits::HEADERS_MAX;
 use super::trace_headers::{TRACEPARENT, TRACESTATE};
 use crate::model::plain_head::{read_length, split_field, split_line};
 
-/// Headers that are kept, because the handler of events reads them.
-const KEPT: [HeaderName; 5] = [
+/// Headers that are kept, because the handler of events reads them, or whoever decides that
+/// it may have the request. Each comes once at most.
+const KEPT: [HeaderName; 6] = [
     AUTHORIZATION,
+    HOST,
     HeaderName::from_static("idempotency-key"),
     HeaderName::from_static("x-request-id"),
     TRACEPARENT,
@@ -29,7 +31,7 @@ const NOT_PLAIN: [&str; 6] = ["transfer-encoding", "content-encoding", "expect",
 pub struct PlainRequest<'a> {
     /// Path of the request, which has neither a query nor encoded characters.
     pub path: &'a str,
-    /// Those of its headers that the handler of events reads.
+    /// Headers of the request, as far as the handler of events reads them.
     pub headers: HeaderMap,
     /// Body of the request.
     pub body: &'a [u8],
@@ -54,7 +56,7 @@ impl<'a> PlainRequest<'a> {
             if line.is_empty() {
                 let body = rest.get(..fields.body_bytes?)?;
                 let bytes = bytes.len() - rest.len() + body.len();
-                return fields.has_host.then_some(Self { path, headers: fields.kept, body, bytes });
+                return fields.kept.contains_key(HOST).then_some(Self { path, headers: fields.kept, body, bytes });
             }
             fields.add(line)?;
         }
@@ -65,7 +67,6 @@ impl<'a> PlainRequest<'a> {
 /// What the headers of a plain request say.
 #[derive(Default)]
 struct PlainFields {
-    has_host: bool,
     body_bytes: Option<usize>,
     kept: HeaderMap,
 }
@@ -75,9 +76,6 @@ impl PlainFields {
     fn add(&mut self, line: &[u8]) -> Option<()> {
         let (name, value) = split_field(line)?;
         let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
-        if is("host") {
-            return (!std::mem::replace(&mut self.has_host, true)).then_some(());
-        }
         if is("content-length") {
             return self.body_bytes.replace(read_length(value)?).is_none().then_some(());
         }
@@ -115,6 +113,7 @@ mod tests {
         assert_eq!((path.as_str(), body.as_slice(), left), ("/v1/tenants/a_1/events", b"{\"\"}".as_slice(), 4));
         let kept: Vec<(&str, &str)> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let expected = [
+            ("host", "a"),
             ("authorization", "Bearer t"),
             ("idempotency-key", "k"),
             ("x-request-id", "r"),

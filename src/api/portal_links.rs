@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::SharedApiState;
 use super::auth::Principal;
 use super::input::{DOCUMENT_BYTES_MAX, NamedLink, TenantPath, document_from_json, read_body};
-use super::page::{Page, PageParams, ask};
+use super::page::{Page, PageParams, page_request};
 use super::portal::{AccentView, check_theme};
 use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
@@ -116,15 +116,15 @@ pub async fn create(
 ) -> Result<(StatusCode, Json<MadePortalLink>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let new: NewPortalLink = document_from_json(&body)?;
-    let asked = check(&principal, &tenant, new)?;
-    let theme = asked.theme.unwrap_or_default().or(&api.gateway.store.portal_theme(&tenant).await?);
+    let asked = check_new_link(&principal, &tenant, new)?;
+    let theme = asked.theme.unwrap_or_default().filled_from(&api.gateway.store.portal_theme(&tenant).await?);
     let (session_for, accent) = (asked.session_for, AccentView::of(&theme));
-    let made = NewSignIn { theme: Some(theme), ..asked }.make(&api, &principal, &by, &headers).await?;
+    let made = NewSignIn { theme: Some(theme), ..asked }.make_code(&api, &principal, &by, &headers).await?;
     let (id, url, code_ends_at) = (made.id, made.url, made.ends_at);
     Ok((StatusCode::CREATED, Json(MadePortalLink { id, url, code_ends_at, session_for, accent })))
 }
 
-fn check(principal: &Principal, tenant: &TenantId, new: NewPortalLink) -> Result<NewSignIn, Problem> {
+fn check_new_link(principal: &Principal, tenant: &TenantId, new: NewPortalLink) -> Result<NewSignIn, Problem> {
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     let mut distinct = new.rights.clone();
@@ -193,7 +193,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<PortalLinkView>>, Problem> {
-    let request = ask("portal-links", params.limit, params.cursor.as_deref())?;
+    let request = page_request("portal-links", params.limit, params.cursor.as_deref())?;
     let sign_ins = SignIns::of(&api);
     let mut page = api.gateway.store.sign_ins(Some(&tenant), TokenKind::Code, sign_ins.now, request).await?;
     page.data.retain(|token| sign_ins.is_in_force(token));
@@ -229,12 +229,12 @@ pub async fn revoke(
     TenantPath(tenant): TenantPath,
     NamedLink(id): NamedLink,
 ) -> Result<StatusCode, Problem> {
-    end(&api, &by, tenant, id, AuditAction::LinkRevoked, MissingResource::Link).await
+    revoke_sign_in(&api, &by, tenant, id, AuditAction::LinkRevoked, MissingResource::Link).await
 }
 
 /// Ends one link or session of a tenant; `missing` is what it is called if it is
 /// not there.
-pub async fn end(
+pub async fn revoke_sign_in(
     api: &SharedApiState,
     by: &Initiator,
     tenant: TenantId,

@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::input::{NamedSession, TenantPath};
-use super::page::{Page, PageParams, ask};
-use super::portal_links::{end, shown_maker};
+use super::page::{Page, PageParams, page_request};
+use super::portal_links::{revoke_sign_in, shown_maker};
 use super::problem::{InputProblems, Problem, Problems};
 use super::query_params::QueryParams;
 use super::sign_in::SignIns;
@@ -52,7 +52,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<PageParams>,
 ) -> Result<Json<Page<PortalSessionView>>, Problem> {
-    let request = ask("portal-sessions", params.limit, params.cursor.as_deref())?;
+    let request = page_request("portal-sessions", params.limit, params.cursor.as_deref())?;
     let sign_ins = SignIns::of(&api);
     let mut page = api.gateway.store.sign_ins(Some(&tenant), TokenKind::Session, sign_ins.now, request).await?;
     page.data.retain(|token| sign_ins.is_in_force(token));
@@ -61,7 +61,7 @@ pub async fn list(
 
 fn view(api: &SharedApiState, token: Token) -> PortalSessionView {
     PortalSessionView {
-        last_used_at: token.used_at.max(api.uses.last(token.id)),
+        last_used_at: token.used_at.max(api.uses.last_used_at(token.id)),
         id: token.id,
         rights: token.rights,
         signed_in_at: token.created_at,
@@ -85,7 +85,7 @@ pub async fn revoke(
     TenantPath(tenant): TenantPath,
     NamedSession(id): NamedSession,
 ) -> Result<StatusCode, Problem> {
-    end(&api, &by, tenant, id, AuditAction::SessionRevoked, MissingResource::Session).await
+    revoke_sign_in(&api, &by, tenant, id, AuditAction::SessionRevoked, MissingResource::Session).await
 }
 
 /// Revoke all portal sessions of a tenant

@@ -15,7 +15,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::origin::RequestId;
 use super::{REQUEST_ID, rate_limit_headers};
-use crate::lifecycle::accept::{AcceptRefusal, differing};
+use crate::lifecycle::accept::{AcceptRefusal, differing_sentence};
 use crate::lifecycle::intake::Overload;
 use crate::lifecycle::linked_data::LinkRefusal;
 use crate::lifecycle::storage_admission::StorageRefusal;
@@ -209,7 +209,7 @@ impl Problem {
     }
 
     /// Returns whose limit caused the refusal, if a limit did.
-    pub fn limit(&self) -> Option<LimitOwner> {
+    pub fn limit_owner(&self) -> Option<LimitOwner> {
         self.limit
     }
 
@@ -440,11 +440,13 @@ impl From<AcceptRefusal> for Problem {
                 let mut problem = Self::field(ProblemCode::IdConflict, "/id", detail);
                 problem.errors.extend(differs.into_iter().map(|field| FieldError {
                     pointer: format!("/{field}"),
-                    detail: format!("{} from the other event's", differing(field)),
+                    detail: format!("{} from the other event's", differing_sentence(field)),
                 }));
                 problem
             }
-            AcceptRefusal::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
+            AcceptRefusal::UnknownEndpoint(_) | AcceptRefusal::NotForEvents(_) => {
+                Self::field(ProblemCode::InvalidField, "/endpoints", detail)
+            }
             AcceptRefusal::Fanout(_) => Self::new(ProblemCode::FanoutLimit, detail),
             AcceptRefusal::NoRoom(StorageRefusal::Backlog { .. }) => {
                 Self::new(ProblemCode::BacklogFull, detail).naming_limit("waiting").of_limit(LimitOwner::Tenant)

@@ -134,7 +134,7 @@ impl RequestFraming {
                     at += 1;
                 }
                 ExpectedBytes::Head => {
-                    let blank = blank_lines(rest);
+                    let blank = blank_lines_bytes(rest);
                     let head = &rest[blank..];
                     if head.first().is_some_and(|byte| !byte.is_ascii_graphic() && !matches!(byte, b'\r' | b'\n')) {
                         // No method begins with such a byte, so the library refuses it at once.
@@ -180,7 +180,7 @@ impl ExpectedBytes {
 }
 
 /// Returns the length of the blank lines before a head, which HTTP allows.
-fn blank_lines(bytes: &[u8]) -> usize {
+fn blank_lines_bytes(bytes: &[u8]) -> usize {
     bytes.chunks_exact(2).take_while(|pair| *pair == b"\r\n").count() * 2
 }
 

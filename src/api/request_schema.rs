@@ -93,13 +93,13 @@ impl RequestSchema {
     ) -> Option<SchemaFault> {
         let told =
             schemas.iter().find_map(|schema| schema.get("example").cloned().or_else(|| described_example(schema)));
-        let kinds: Vec<&Value> = schemas.iter().flat_map(|schema| self.kinds(schema)).collect();
+        let kinds: Vec<&Value> = schemas.iter().flat_map(|schema| self.resolved_parts(schema)).collect();
         let is_checked = match checked {
             // Whether null is accepted depends on the field; its own type says so.
             CheckedKinds::Objects => !value.is_null() && kinds.iter().any(|kind| is_of(kind, "object")),
             CheckedKinds::All => !kinds.is_empty(),
         };
-        if is_checked && !kinds.iter().any(|kind| accepts(kind, value)) {
+        if is_checked && !kinds.iter().any(|kind| accepts_type(kind, value)) {
             let fault = self.describe(&kinds, told.as_ref(), value);
             return Some(SchemaFault { pointer: pointer.to_owned(), fault });
         }
@@ -120,7 +120,7 @@ impl RequestSchema {
     }
 
     fn find_out_of_range(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<SchemaFault> {
-        let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
+        let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.resolved_parts(schema)).collect();
         match value {
             Value::Number(number) => {
                 let kind = kinds.iter().find(|kind| is_of(kind, "integer") || is_of(kind, "number"))?;
@@ -143,21 +143,25 @@ impl RequestSchema {
 
     /// Returns the schemas that a schema consists of: those it refers to, and the
     /// parts or alternatives of each.
-    fn kinds<'a>(&'a self, schema: &'a Value) -> Vec<&'a Value> {
+    fn resolved_parts<'a>(&'a self, schema: &'a Value) -> Vec<&'a Value> {
         let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
         if let Some(schema) = name.and_then(|name| self.named.get(name)) {
-            return self.kinds(schema);
+            return self.resolved_parts(schema);
         }
         let joined: Vec<&Value> =
             ["allOf", "oneOf", "anyOf"].iter().filter_map(|word| schema[word].as_array()).flatten().collect();
-        if joined.is_empty() { vec![schema] } else { joined.into_iter().flat_map(|part| self.kinds(part)).collect() }
+        if joined.is_empty() {
+            vec![schema]
+        } else {
+            joined.into_iter().flat_map(|part| self.resolved_parts(part)).collect()
+        }
     }
 
     fn describe(&self, kinds: &[&Value], told: Option<&Value>, value: &Value) -> String {
         let is_expected = |name: &str| kinds.iter().any(|kind| is_of(kind, name));
         let expected: Vec<&str> = KINDS.iter().filter(|(name, _)| is_expected(name)).map(|(_, words)| *words).collect();
         let expected = expected.join(" or ");
-        let example = match self.example(kinds).or_else(|| told.map(shown)) {
+        let example = match self.example(kinds).or_else(|| told.map(render_on_one_line)) {
             Some(example) => format!(", such as {example}"),
             None => String::new(),
         };
@@ -177,7 +181,7 @@ impl RequestSchema {
     fn example(&self, kinds: &[&Value]) -> Option<String> {
         let Some(object) = kinds.iter().find(|kind| is_of(kind, "object")) else {
             let is_told = |kind: &Value| ["example", "default", "enum"].iter().any(|word| !kind[word].is_null());
-            let has_told_items = |kind: &Value| self.kinds(&kind["items"]).into_iter().any(is_told);
+            let has_told_items = |kind: &Value| self.resolved_parts(&kind["items"]).into_iter().any(is_told);
             let told = kinds.iter().find(|kind| is_told(kind) || has_told_items(kind))?;
             return self.value_of(told).map(|value| value.to_string());
         };
@@ -193,7 +197,7 @@ impl RequestSchema {
             }
         };
         if !fields.is_empty() {
-            return Some(shown(&Value::Object(fields.into_iter().collect())));
+            return Some(render_on_one_line(&Value::Object(fields.into_iter().collect())));
         }
         object["additionalProperties"].is_object().then(|| r#"{"name": "value"}"#.to_owned())
     }
@@ -204,7 +208,7 @@ impl RequestSchema {
         if let Some(value) = said("example").or_else(|| said("default")) {
             return Some(value);
         }
-        let kind = *self.kinds(schema).first()?;
+        let kind = *self.resolved_parts(schema).first()?;
         match kind {
             kind if kind["enum"].is_array() => Some(kind["enum"][0].clone()),
             kind if is_of(kind, "object") => None,
@@ -242,7 +246,7 @@ impl NumberRange {
 impl std::fmt::Display for NumberRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = if self.is_whole { "a whole number" } else { "a number" };
-        match (self.min.map(grouped), self.max.map(grouped)) {
+        match (self.min.map(with_thousands_commas), self.max.map(with_thousands_commas)) {
             (Some(min), Some(max)) => write!(f, "{kind} from {min} to {max}"),
             (Some(min), None) => write!(f, "{kind} from {min} on"),
             (None, Some(max)) => write!(f, "{kind} up to {max}"),
@@ -252,7 +256,7 @@ impl std::fmt::Display for NumberRange {
 }
 
 /// Renders a number with commas between the thousands of its whole part.
-fn grouped(number: f64) -> String {
+fn with_thousands_commas(number: f64) -> String {
     let text = number.to_string();
     let (whole, rest) = text.find('.').map_or((text.as_str(), ""), |dot| text.split_at(dot));
     let mut out = String::new();
@@ -272,10 +276,12 @@ fn described_example(schema: &Value) -> Option<Value> {
 }
 
 /// Renders an example on one line, an object with space between its parts.
-fn shown(example: &Value) -> String {
+fn render_on_one_line(example: &Value) -> String {
     let Value::Object(fields) = example else { return example.to_string() };
-    let fields: Vec<String> =
-        fields.iter().map(|(name, value)| format!("{}: {}", Value::from(name.as_str()), shown(value))).collect();
+    let fields: Vec<String> = fields
+        .iter()
+        .map(|(name, value)| format!("{}: {}", Value::from(name.as_str()), render_on_one_line(value)))
+        .collect();
     format!("{{{}}}", fields.join(", "))
 }
 
@@ -299,7 +305,7 @@ fn is_of(schema: &Value, kind: &str) -> bool {
 }
 
 /// Whether the type of a value is one that the schema names, or may be any.
-fn accepts(schema: &Value, value: &Value) -> bool {
+fn accepts_type(schema: &Value, value: &Value) -> bool {
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

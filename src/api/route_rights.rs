@@ -89,7 +89,7 @@ impl RouteRights {
     }
 
     /// Returns the methods of a route as the value of the `Allow` header.
-    pub fn allowed(&self, route: &str) -> String {
+    pub fn allowed_methods(&self, route: &str) -> String {
         let methods = self.0.get(route).into_iter().flatten().map(|operation| operation.method.as_str());
         let mut names: Vec<&str> =
             methods.flat_map(|name| [name].into_iter().chain((name == "GET").then_some("HEAD"))).collect();
@@ -171,7 +171,7 @@ mod tests {
             "it shows secrets"
         );
         assert_eq!(rights.access_of("/v1/cluster", &Method::GET), access(RequiredRight::Admin, true));
-        assert_eq!(rights.allowed(events), "GET,HEAD,POST");
+        assert_eq!(rights.allowed_methods(events), "GET,HEAD,POST");
         assert!(rights.takes_query(events, &Method::GET) && !rights.takes_query(events, &Method::POST));
         assert!(!rights.takes_body(events, &Method::GET) && rights.takes_body(events, &Method::POST));
     }

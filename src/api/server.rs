@@ -42,7 +42,7 @@ pub fn is_health_check(path: &str) -> bool {
 }
 
 /// Returns the problem for any other request on a spare connection.
-pub fn full() -> Problem {
+pub fn connections_full_problem() -> Problem {
     Problem::new(
         ProblemCode::Unavailable,
         "as many connections are open as may be, in all or from this address without a valid token; keep one open \
@@ -172,11 +172,13 @@ async fn serve_http<D: DirectRoutes>(
 ) -> hyper::Result<()> {
     let routes = TowerToHyperService::new(router);
     let take = move |request: &hyper::Request<Incoming>, status: &ConnectionStatus| {
-        let is_plain = request.method() == Method::POST && request.uri().query().is_none();
-        is_plain.then(|| direct.take(request.uri().path(), request.headers(), status)).flatten()
+        let uri = request.uri();
+        // A whole address may name another host than the header does.
+        let is_plain = request.method() == Method::POST && uri.query().is_none() && uri.authority().is_none();
+        is_plain.then(|| direct.take(uri.path(), request.headers(), status)).flatten()
     };
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        status.begin();
+        status.begin_request();
         let route = if let Some(refusal) = InvalidHead::of(&request) {
             Route::Refused(refusal)
         } else if let Some(taken) = take(&request, &status) {
@@ -196,11 +198,11 @@ async fn serve_http<D: DirectRoutes>(
             if status.is_closing() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            status.end();
+            status.end_request();
             Ok::<_, Infallible>(response)
         }
     });
-    watcher.watch(builder(limits).serve_connection(TokioIo::new(stream), service)).await
+    watcher.watch(http1_builder(limits).serve_connection(TokioIo::new(stream), service)).await
 }
 
 /// The way of a request.
@@ -226,7 +228,7 @@ async fn accept(
     Ok((stream, Peer(peer), slot))
 }
 
-fn builder(limits: ServerLimits) -> http1::Builder {
+fn http1_builder(limits: ServerLimits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

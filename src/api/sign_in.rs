@@ -23,7 +23,7 @@ use super::sign_in_throttle::SignInThrottle;
 use crate::lifecycle::admin_token::AdminToken;
 use crate::metrics::AuthFailureKind;
 use crate::model::audit::{AuditAction, Caller, CallerIdentity, Initiator};
-use crate::model::delivery::{after, before};
+use crate::model::delivery::{time_after, time_before};
 use crate::model::id::{TenantId, TokenId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::portal_theme::PortalTheme;
@@ -42,7 +42,7 @@ pub struct PageSession {
 
 impl PageSession {
     /// Returns the session of this token, if it is one.
-    fn of(token: Arc<Token>) -> Option<Self> {
+    pub fn of(token: Arc<Token>) -> Option<Self> {
         let sign_in = token.sign_in.clone().filter(|_| token.kind == TokenKind::Session)?;
         Some(Self { token, sign_in: Arc::new(sign_in) })
     }
@@ -116,7 +116,7 @@ pub async fn sign_in_with_token(
     request_id: &str,
 ) -> Result<NewSession, Problem> {
     let begun = SignIns::of(api).sign_in_with_token(token, from, request_id).await;
-    count(api, begun)
+    record_sign_in(api, begun)
 }
 
 /// Redeems a one-time code: exactly one caller over all nodes gets a session.
@@ -127,7 +127,7 @@ pub async fn redeem_code(
     request_id: &str,
 ) -> Result<NewSession, Problem> {
     let begun = SignIns::of(api).redeem_code(code, from, request_id).await;
-    count(api, begun)
+    record_sign_in(api, begun)
 }
 
 /// Ends a session on every node.
@@ -141,14 +141,14 @@ pub async fn end_session(
 }
 
 /// Logs a sign-in, or counts that it failed.
-fn count(api: &SharedApiState, begun: Result<NewSession, Problem>) -> Result<NewSession, Problem> {
+fn record_sign_in(api: &SharedApiState, begun: Result<NewSession, Problem>) -> Result<NewSession, Problem> {
     match &begun {
         Ok(NewSession { session, .. }) => {
             let by = session.principal().identity();
             info!(by = %by, "{by} signed in to the {} pages", session.site().as_str());
         }
         Err(problem) if problem.code() == ProblemCode::Unauthenticated => {
-            api.gateway.metrics.auth_failed(AuthFailureKind::Wrong);
+            api.gateway.metrics.count_auth_failure(AuthFailureKind::Wrong);
         }
         Err(_) => {}
     }
@@ -183,7 +183,8 @@ impl<'a> SignIns<'a> {
 
     /// Finds a session; see [`find_session`].
     pub async fn find_session(&self, secret: &str) -> Result<Option<PageSession>, Problem> {
-        let (Some(token), true) = auth::stored_token(self.store, SESSION_PREFIX, TokenKind::Session, secret) else {
+        let (Some(token), true) = auth::find_stored_token(self.store, SESSION_PREFIX, TokenKind::Session, secret)
+        else {
             return Ok(None);
         };
         if !self.is_in_force(&token) {
@@ -208,8 +209,8 @@ impl<'a> SignIns<'a> {
     /// Whether nobody has used a session for so long that it is over. Another node
     /// may have seen it, so the store is asked before it is given up.
     async fn is_idle(&self, token: &Token) -> Result<bool, Problem> {
-        let idle_before = before(self.now, SESSION_IDLE_MAX.0);
-        let known = token.used_at.max(self.uses.last(token.id)).unwrap_or(token.created_at);
+        let idle_before = time_before(self.now, SESSION_IDLE_MAX.0);
+        let known = token.used_at.max(self.uses.last_used_at(token.id)).unwrap_or(token.created_at);
         if known.max(token.created_at) > idle_before {
             return Ok(false);
         }
@@ -227,6 +228,22 @@ impl<'a> SignIns<'a> {
                 (!maker.is_over(self.now)).then(|| maker.expires_at.unwrap_or(Timestamp::MAX))
             }
         }
+    }
+
+    /// Whether a caller may go on to watch what is streamed, and what it rests on is
+    /// valid. Watching is a use: a session is not over while somebody watches.
+    pub fn may_watch(&self, principal: &Principal, maker: &SignInMaker) -> bool {
+        let is_maker_valid = self.maker_end(maker).is_some();
+        let Principal::Token(token) = principal else { return is_maker_valid };
+        let known = self.store.token(token.id).filter(|known| known.kind == token.kind);
+        let is_valid = known.is_some_and(|known| match known.kind {
+            TokenKind::Session => self.is_in_force(&known),
+            TokenKind::Api | TokenKind::Code | TokenKind::Unknown => !known.is_over(self.now),
+        });
+        if is_valid && is_maker_valid {
+            self.uses.record_use(token.id, self.now);
+        }
+        is_valid && is_maker_valid
     }
 
     /// Begins a session with a token; see [`sign_in_with_token`].
@@ -273,13 +290,13 @@ impl<'a> SignIns<'a> {
         };
         let by = self.initiator(principal.identity(), from, request_id);
         self.store.create_sign_in(&by, session.clone()).await?;
-        Ok(self.begun(secret, session))
+        Ok(self.new_session(secret, session))
     }
 
     /// Redeems a code; see [`redeem_code`].
     pub async fn redeem_code(&self, code: &str, from: Option<IpAddr>, request_id: &str) -> Result<NewSession, Problem> {
         let code = code.trim();
-        let found = match auth::stored_token(self.store, CODE_PREFIX, TokenKind::Code, code) {
+        let found = match auth::find_stored_token(self.store, CODE_PREFIX, TokenKind::Code, code) {
             (Some(found), true) if self.is_in_force(&found) => found,
             _ => return Err(self.refuse(from, WRONG_CODE)),
         };
@@ -301,7 +318,7 @@ impl<'a> SignIns<'a> {
         match self.store.redeem_code(&by, found.hash, session.clone()).await {
             // Somebody else was faster, here or on another node.
             Err(Error::NotFound(_)) => Err(self.refuse(from, WRONG_CODE)),
-            redeemed => redeemed.map(|()| self.begun(secret, session)).map_err(Problem::from),
+            redeemed => redeemed.map(|()| self.new_session(secret, session)).map_err(Problem::from),
         }
     }
 
@@ -334,11 +351,11 @@ impl<'a> SignIns<'a> {
 
     /// Returns when a session ends that begins now.
     fn session_end(&self, maker: &SignInMaker, session_for: std::time::Duration) -> Timestamp {
-        let end = after(self.now, session_for);
+        let end = time_after(self.now, session_for);
         self.maker_end(maker).map_or(self.now, |makers| makers.min(end))
     }
 
-    fn begun(&self, secret: String, session: Token) -> NewSession {
+    fn new_session(&self, secret: String, session: Token) -> NewSession {
         self.uses.record_use(session.id, self.now);
         let session = PageSession::of(Arc::new(session)).expect("what was just made is a session");
         NewSession { secret, session }

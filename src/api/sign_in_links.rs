@@ -14,10 +14,10 @@ use super::auth::{self, Principal};
 use super::problem::{LimitProblems, Problem, ProblemCode, Problems};
 use super::sign_in::{SignIns, Site, maker_name};
 use crate::model::audit::Initiator;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::portal_theme::PortalTheme;
-use crate::model::sign_in::{CODE_LIFETIME, OPERATOR_SESSION, SignIn, SignInMaker};
+use crate::model::sign_in::{CODE_LIFETIME, OPERATOR_SESSION, PORTAL_LINK_OF, SignIn, SignInMaker};
 use crate::model::span::Span;
 use crate::model::token::{CODE_PREFIX, Right, Token, TokenKind};
 
@@ -59,7 +59,7 @@ pub async fn create(
         Principal::Token(token) => token.rights.clone(),
     };
     let asked = NewSignIn { tenant: None, rights, session_for: OPERATOR_SESSION, return_url: None, theme: None };
-    let made = asked.make(&api, &principal, &by, &headers).await?;
+    let made = asked.make_code(&api, &principal, &by, &headers).await?;
     Ok((StatusCode::CREATED, Json(SignInLink { id: made.id, url: made.url, code_ends_at: made.ends_at })))
 }
 
@@ -89,7 +89,7 @@ pub struct MadeSignIn {
 
 impl NewSignIn {
     /// Makes the code in the name of a caller.
-    pub async fn make(
+    pub async fn make_code(
         self,
         api: &SharedApiState,
         principal: &Principal,
@@ -99,10 +99,13 @@ impl NewSignIn {
         let sign_ins = SignIns::of(api);
         let (now, maker) = (sign_ins.now, sign_ins.maker_of(principal));
         let (site, entrance, what) = match self.tenant {
-            None => (Site::Operator, OPERATOR_ENTRANCE, "sign-in link"),
-            Some(_) => (Site::Portal, PORTAL_ENTRANCE, "portal link"),
+            None => (Site::Operator, OPERATOR_ENTRANCE, "sign-in link of "),
+            Some(_) => (Site::Portal, PORTAL_ENTRANCE, PORTAL_LINK_OF),
         };
-        let base = base_url(api, headers)?;
+        let base = match (&api.portal_url, &self.tenant) {
+            (Some(portal), Some(_)) => portal.as_str().to_owned(),
+            _ => base_url(api, headers)?,
+        };
         let ends_at = code_end(&sign_ins, &maker);
         let id = TokenId::mint(now, rand::random());
         let code = auth::new_secret(CODE_PREFIX, id, rand::random());
@@ -112,7 +115,7 @@ impl NewSignIn {
             kind: TokenKind::Code,
             sign_in: Some(SignIn { site, maker, session_for, return_url, theme }),
             tenant: self.tenant,
-            name: format!("{what} of {}", maker_name(principal)),
+            name: format!("{what}{}", maker_name(principal)),
             rights: self.rights,
             hash: auth::hash(&code),
             created_at: now,
@@ -125,7 +128,7 @@ impl NewSignIn {
 }
 
 fn code_end(sign_ins: &SignIns<'_>, maker: &SignInMaker) -> Timestamp {
-    let end = after(sign_ins.now, CODE_LIFETIME.0);
+    let end = time_after(sign_ins.now, CODE_LIFETIME.0);
     sign_ins.maker_end(maker).map_or(sign_ins.now, |makers| makers.min(end))
 }
 

@@ -63,7 +63,7 @@ impl SignInThrottle {
         let network = origin::network(from.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
         let mut rates = self.0.lock();
         let mut own = rates.rate_of(network, now);
-        let counted = take(&mut own, now).and_then(|()| take(&mut rates.in_all, now));
+        let counted = take_from_rate(&mut own, now).and_then(|()| take_from_rate(&mut rates.in_all, now));
         rates.recent.insert(network, own);
         counted
     }
@@ -71,7 +71,7 @@ impl SignInThrottle {
     /// Counts a sign-in that is about to succeed. Returns how long to wait, if
     /// there were too many.
     pub fn count_success(&self, now: Timestamp) -> Result<(), Duration> {
-        take(&mut self.0.lock().succeeding, now)
+        take_from_rate(&mut self.0.lock().succeeding, now)
     }
 }
 
@@ -88,7 +88,7 @@ impl SignInRates {
 }
 
 /// Takes one from a rate if it allows that now, or returns how long to wait.
-fn take(rate: &mut Gcra, now: Timestamp) -> Result<(), Duration> {
+fn take_from_rate(rate: &mut Gcra, now: Timestamp) -> Result<(), Duration> {
     rate.correct_clock_jump(now);
     if rate.is_ready(now) {
         rate.take(now);

@@ -112,12 +112,12 @@ pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'stat
     let gateway = &api.gateway;
     (
         [(CONTENT_TYPE, metrics::CONTENT_TYPE)],
-        gateway.metrics.encode(&gauges(&api, api.store_gauges.get(gateway).await)),
+        gateway.metrics.encode(&read_gauges(&api, api.store_gauges.get(gateway).await)),
     )
 }
 
 /// Reads the gauges from memory; those of the store were read a moment ago.
-fn gauges(api: &ApiState, stored: Option<StoreGauges>) -> Gauges {
+fn read_gauges(api: &ApiState, stored: Option<StoreGauges>) -> Gauges {
     let gateway = &api.gateway;
     let (now, wall) = (gateway.clock.now(), gateway.clock.wall());
     let since = |at: Timestamp| Duration::try_from(now.duration_since(at)).unwrap_or_default();
@@ -158,6 +158,7 @@ fn gauges(api: &ApiState, stored: Option<StoreGauges>) -> Gauges {
             vec![("running", jobs.running), ("paused", jobs.paused), ("queued", jobs.queued)]
         }),
         certificate_end: stored.and_then(|stored| stored.certificate_ends_at).map(until),
+        server_certificate_end: gateway.metrics.server_certificate_end().map(until),
         secret_end: stored.and_then(|stored| stored.secret_ends_at).map(until),
         endpoints,
         breakers: Some(breakers),

@@ -4,7 +4,6 @@
 //! a second after its caller's token or session is no longer valid, and when the
 //! caller hangs up.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -27,7 +26,6 @@ use crate::lifecycle::tail::{TailFilter, TailRefusal, TailRow, TailRows};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::sign_in::SignInMaker;
 use crate::model::span::Span;
-use crate::model::token::TokenKind;
 use crate::model::verdict::Verdict;
 
 /// Interval at which a stream looks whether its caller may still watch.
@@ -41,11 +39,11 @@ const LONGEST: Span = Span::secs(24 * 3_600);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TailParams {
-    /// Of this tenant alone.
+    /// Only outcomes of this tenant.
     tenant: Option<String>,
-    /// Of this endpoint alone.
+    /// Only outcomes of this endpoint.
     endpoint: Option<String>,
-    /// Of event types that fit this pattern, such as `order.*`.
+    /// Only outcomes of event types that fit this pattern, such as `order.*`.
     event_type: Option<String>,
     /// With this verdict alone.
     verdict: Option<Verdict>,
@@ -60,9 +58,9 @@ pub struct TailParams {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TenantTailParams {
-    /// Of this endpoint alone.
+    /// Only outcomes of this endpoint.
     endpoint: Option<String>,
-    /// Of event types that fit this pattern, such as `order.*`.
+    /// Only outcomes of event types that fit this pattern, such as `order.*`.
     event_type: Option<String>,
     /// With this verdict alone.
     verdict: Option<Verdict>,
@@ -87,8 +85,8 @@ pub async fn of_all(
     QueryParams(params): QueryParams<TailParams>,
 ) -> Result<Response, Problem> {
     let tenant = params.tenant.as_deref().map(|named| known_tenant(&api, named)).transpose()?;
-    let filter = filter(tenant, params.endpoint.as_deref(), params.event_type, params.verdict)?;
-    stream(api, principal, filter, params.span).await
+    let filter = parse_filter(tenant, params.endpoint.as_deref(), params.event_type, params.verdict)?;
+    start_stream(api, principal, filter, params.span).await
 }
 
 /// Watch a tenant's attempts as they settle
@@ -106,8 +104,8 @@ pub async fn of_tenant(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<TenantTailParams>,
 ) -> Result<Response, Problem> {
-    let filter = filter(Some(tenant), params.endpoint.as_deref(), params.event_type, params.verdict)?;
-    stream(api, principal, filter, params.span).await
+    let filter = parse_filter(Some(tenant), params.endpoint.as_deref(), params.event_type, params.verdict)?;
+    start_stream(api, principal, filter, params.span).await
 }
 
 fn known_tenant(api: &SharedApiState, named: &str) -> Result<TenantId, Problem> {
@@ -115,7 +113,7 @@ fn known_tenant(api: &SharedApiState, named: &str) -> Result<TenantId, Problem> 
     known.ok_or_else(|| Problem::field(ProblemCode::InvalidField, "?tenant", format!("there is no tenant {named:?}")))
 }
 
-fn filter(
+fn parse_filter(
     tenant: Option<TenantId>,
     endpoint: Option<&str>,
     event_type: Option<String>,
@@ -128,7 +126,7 @@ fn filter(
 }
 
 /// Begins a stream.
-async fn stream(
+async fn start_stream(
     api: SharedApiState,
     principal: Principal,
     filter: TailFilter,
@@ -146,7 +144,7 @@ async fn stream(
     })?;
     let nodes = api.gateway.store.view().await?.nodes;
     let node = nodes.iter().find(|node| node.is_self).map(|node| node.id.clone());
-    let first = event("node", &json!({ "node": node, "nodes": nodes.len() }));
+    let first = encode_server_sent_event("node", &json!({ "node": node, "nodes": nodes.len() }));
     let maker = SignIns::of(&api).maker_of(&principal);
     let now = Instant::now();
     let mut check = tokio::time::interval(CHECK_EVERY);
@@ -169,7 +167,7 @@ async fn stream(
 struct TailStream {
     api: SharedApiState,
     principal: Principal,
-    /// Whoever the caller's rights rest on.
+    /// The token or sign-in that the caller's rights depend on.
     maker: SignInMaker,
     rows: TailRows,
     check: tokio::time::Interval,
@@ -189,9 +187,9 @@ impl TailStream {
                 return None;
             }
             let chunk = tokio::select! {
-                row = self.rows.next() => Some(event("attempt", &row?)),
+                row = self.rows.next() => Some(encode_server_sent_event("attempt", &row?)),
                 _ = self.check.tick() => {
-                    if !self.is_allowed() {
+                    if !SignIns::of(&self.api).may_watch(&self.principal, &self.maker) {
                         return None;
                     }
                     self.between_rows()
@@ -210,29 +208,13 @@ impl TailStream {
         match self.rows.take_skipped() {
             0 if self.spoke_at.elapsed() >= COMMENT_EVERY => Some(Bytes::from_static(b": still here\n\n")),
             0 => None,
-            skipped => Some(event("skipped", &json!({ "skipped": skipped }))),
+            skipped => Some(encode_server_sent_event("skipped", &json!({ "skipped": skipped }))),
         }
-    }
-
-    /// Whether the caller's token or session, and what it rests on, is still valid.
-    fn is_allowed(&self) -> bool {
-        let sign_ins = SignIns::of(&self.api);
-        let own = match &self.principal {
-            Principal::Admin => true,
-            Principal::Token(token) => {
-                let known: Option<Arc<_>> = sign_ins.store.token(token.id).filter(|known| known.kind == token.kind);
-                known.is_some_and(|known| match known.kind {
-                    TokenKind::Session => sign_ins.is_in_force(&known),
-                    TokenKind::Api | TokenKind::Code | TokenKind::Unknown => !known.is_over(sign_ins.now),
-                })
-            }
-        };
-        own && sign_ins.maker_end(&self.maker).is_some()
     }
 }
 
 /// Writes a server-sent event. JSON has no line break in it.
-fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
+fn encode_server_sent_event(name: &str, data: &impl serde::Serialize) -> Bytes {
     let data = serde_json::to_string(data).expect("a row is plain data");
     Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
 }

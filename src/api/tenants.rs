@@ -12,15 +12,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::auth::Principal;
-use super::endpoints::merge;
+use super::endpoints::apply_merge_patch;
 use super::input::{
     DOCUMENT_BYTES_MAX, NamedTenant, TenantPath, document_from_json, fields_from_json, from_value, read_body,
 };
 use super::job_view::JobView;
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use super::query_params::QueryParams;
-use crate::lifecycle::jobs::held::HeldEndpoints;
 use crate::lifecycle::{change, purge};
 use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointCeiling;
@@ -133,10 +132,10 @@ const ABOVE_MAX: usize = 20;
 
 impl TenantView {
     async fn read(api: &SharedApiState, tenant: &Tenant) -> Result<Self, Problem> {
-        Ok(Self::all(api, &[tenant]).await?.remove(0))
+        Ok(Self::of_all(api, &[tenant]).await?.remove(0))
     }
 
-    async fn all(api: &SharedApiState, tenants: &[&Tenant]) -> Result<Vec<Self>, Problem> {
+    async fn of_all(api: &SharedApiState, tenants: &[&Tenant]) -> Result<Vec<Self>, Problem> {
         let ids: Vec<TenantId> = tenants.iter().map(|tenant| tenant.id.clone()).collect();
         let usage = api.gateway.store.usage(&ids).await?;
         Ok(tenants.iter().zip(usage).map(|(tenant, usage)| Self::of(api, tenant, usage)).collect())
@@ -149,7 +148,7 @@ impl TenantView {
             Vec::new()
         } else {
             let endpoints = api.gateway.store.endpoints(&tenant.id).into_iter();
-            let above = endpoints.filter(|endpoint| !ceiling.above(&endpoint.settings).is_empty());
+            let above = endpoints.filter(|endpoint| !ceiling.settings_above(&endpoint.settings).is_empty());
             above.map(|endpoint| endpoint.id).take(ABOVE_MAX).collect()
         };
         Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), usage, above_ceiling, created_at }
@@ -167,12 +166,12 @@ pub async fn list(
     State(api): State<SharedApiState>,
     QueryParams(params): QueryParams<TenantParams>,
 ) -> Result<Json<Page<TenantView>>, Problem> {
-    let page_request = ask("tenants", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("tenants", params.limit, params.cursor.as_deref())?;
     let after = page_request.cursor.unwrap_or_default();
     let mut rest = api.gateway.store.tenants().into_iter().filter(|tenant| tenant.id.as_str() > after.as_str());
     let data: Vec<_> = rest.by_ref().take(page_request.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
-    let data = TenantView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
+    let data = TenantView::of_all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Json(Page::of("tenants", crate::store::ListPage::of(data, next), |view| view)))
 }
 
@@ -251,7 +250,7 @@ async fn save(
     id: TenantId,
     settings: TenantSettings,
 ) -> Result<Json<TenantView>, Problem> {
-    check(&settings)?;
+    check_tenant_settings(&settings)?;
     let TenantSettings { name, weight, rate, ingest, limits, defaults, retention, dead_letter_retention } = settings;
     let retention = TenantRetention { finished: retention, dead: dead_letter_retention };
     let quota = TenantQuota { weight, rate, ingest };
@@ -260,7 +259,7 @@ async fn save(
     Ok(Json(TenantView::read(api, &tenant).await?))
 }
 
-fn check(settings: &TenantSettings) -> Result<(), Problem> {
+fn check_tenant_settings(settings: &TenantSettings) -> Result<(), Problem> {
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     if settings.name.len() > NAME_BYTES_MAX || settings.name.chars().any(char::is_control) {
@@ -321,7 +320,7 @@ pub async fn update(
     let patch = fields_from_json::<TenantSettings>(&body)?;
     let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found(MissingResource::Tenant))?;
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
-    merge(&mut document, Value::Object(patch));
+    apply_merge_patch(&mut document, Value::Object(patch));
     let settings: TenantSettings = from_value(&document)?;
     let limits = settings.limits_for(&principal, current.limits.clone())?;
     save(&api, &by, id, TenantSettings { limits, ..settings }).await
@@ -360,5 +359,5 @@ pub async fn purge(
     NamedTenant(id): NamedTenant,
 ) -> Result<(StatusCode, Json<JobView>), Problem> {
     let job = purge::start(&api.gateway, &by, &id).await?;
-    Ok((StatusCode::ACCEPTED, Json(JobView::of(&api.gateway, job, &HeldEndpoints::default()))))
+    Ok((StatusCode::ACCEPTED, Json(JobView::of_all(&api.gateway, vec![job]).await?.remove(0))))
 }

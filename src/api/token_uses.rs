@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use super::SharedApiState;
-use crate::model::delivery::before;
+use crate::model::delivery::time_before;
 use crate::model::id::TokenId;
 
 /// Interval at which the last use of tokens is written to the store.
@@ -39,11 +39,11 @@ impl TokenUses {
     }
 
     /// Returns when a token was last used on this node.
-    pub fn last(&self, id: TokenId) -> Option<Timestamp> {
+    pub fn last_used_at(&self, id: TokenId) -> Option<Timestamp> {
         self.0.lock().get(&id).map(|last| last.at)
     }
 
-    fn unwritten(&self) -> Vec<(TokenId, Timestamp)> {
+    fn unwritten_uses(&self) -> Vec<(TokenId, Timestamp)> {
         let uses = self.0.lock();
         uses.iter().filter(|(_, last)| !last.is_written).map(|(id, last)| (*id, last.at)).collect()
     }
@@ -74,8 +74,8 @@ pub async fn write_uses_periodically(api: SharedApiState) {
 
 /// Writes the last uses of tokens that the store does not have yet.
 pub async fn write_uses(api: &SharedApiState) {
-    api.uses.forget_written(before(api.gateway.clock.wall(), USES_KEPT));
-    let unwritten = api.uses.unwritten();
+    api.uses.forget_written(time_before(api.gateway.clock.wall(), USES_KEPT));
+    let unwritten = api.uses.unwritten_uses();
     if unwritten.is_empty() {
         return;
     }
@@ -97,17 +97,17 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         uses.record_use(id, at(0));
         uses.record_use(id, at(59));
-        assert_eq!(uses.unwritten(), [(id, at(0))]);
+        assert_eq!(uses.unwritten_uses(), [(id, at(0))]);
         uses.mark_written(&[(id, at(0))]);
-        assert!(uses.unwritten().is_empty());
+        assert!(uses.unwritten_uses().is_empty());
         uses.record_use(id, at(60));
-        assert_eq!((uses.unwritten(), uses.last(id)), (vec![(id, at(60))], Some(at(60))));
+        assert_eq!((uses.unwritten_uses(), uses.last_used_at(id)), (vec![(id, at(60))], Some(at(60))));
         uses.mark_written(&[(id, at(0))]);
-        assert_eq!(uses.unwritten(), [(id, at(60))], "what came meanwhile is not lost");
+        assert_eq!(uses.unwritten_uses(), [(id, at(60))], "what came meanwhile is not lost");
         uses.forget_written(at(61));
-        assert_eq!(uses.last(id), Some(at(60)), "what is not written is not forgotten");
+        assert_eq!(uses.last_used_at(id), Some(at(60)), "what is not written is not forgotten");
         uses.mark_written(&[(id, at(60))]);
         uses.forget_written(at(61));
-        assert_eq!(uses.last(id), None);
+        assert_eq!(uses.last_used_at(id), None);
     }
 }

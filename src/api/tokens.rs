@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::auth::{Principal, hash, new_token};
 use super::input::{DOCUMENT_BYTES_MAX, NamedToken, document_from_json, read_body};
-use super::page::{Page, ask};
+use super::page::{Page, page_request};
 use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
 use crate::model::audit::Initiator;
@@ -98,7 +98,7 @@ pub async fn create(
         principal.must_be_admin()?;
     }
     let now = api.gateway.clock.wall();
-    let tenant = check(&api, &new, now)?;
+    let tenant = check_new_token(&api, &new, now)?;
     let id = TokenId::mint(now, rand::random());
     let token = new_token(id, rand::random());
     let stored = Token {
@@ -124,7 +124,7 @@ fn no_tenant(text: &str) -> Problem {
     Problem::field(ProblemCode::InvalidField, "/tenant", detail)
 }
 
-fn check(api: &SharedApiState, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
+fn check_new_token(api: &SharedApiState, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
     let find_tenant = |text: &String| text.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
     let tenant = new.tenant.as_ref().map(|text| find_tenant(text).ok_or_else(|| no_tenant(text))).transpose()?;
     let mut errors = match &tenant {
@@ -184,7 +184,7 @@ fn check_gateway_right(rights: &[Right]) -> Vec<FieldError> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TokenParams {
-    /// Of this tenant; of all that the caller may see, if not said.
+    /// Tokens of this tenant; of all tenants that the caller may see, if left out.
     tenant: Option<String>,
     /// Page size, 1 to 500; 50 by default.
     #[param(minimum = 1, maximum = 500)]
@@ -207,14 +207,14 @@ pub async fn list(
     principal: Principal,
     QueryParams(params): QueryParams<TokenParams>,
 ) -> Result<Json<Page<TokenView>>, Problem> {
-    let page_request = ask("tokens", params.limit, params.cursor.as_deref())?;
+    let page_request = page_request("tokens", params.limit, params.cursor.as_deref())?;
     let scope = match params.tenant {
         None => visible_scope(&principal, principal.is_operator()),
         Some(named) => TokenScope::Tenant(visible_tenant(&api, &principal, &named)?),
     };
     let page = api.gateway.store.tokens(scope, page_request).await?;
     Ok(Json(Page::of("tokens", page, |token| TokenView {
-        last_used_at: token.used_at.max(api.uses.last(token.id)),
+        last_used_at: token.used_at.max(api.uses.last_used_at(token.id)),
         id: token.id,
         tenant: token.tenant,
         name: token.name,

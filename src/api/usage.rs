@@ -1,5 +1,7 @@
 //! Shows what each tenant used on a day, for its bill.
 
+use std::collections::HashSet;
+
 use axum::extract::State;
 use http::HeaderName;
 use http::header::CONTENT_TYPE;
@@ -11,10 +13,11 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use super::query_params::QueryParams;
-use crate::lifecycle::figure_series::{self, FigureRange};
-use crate::model::figure_time::{FigureStep, HOUR_MS, later};
+use crate::lifecycle::figure_series;
+use crate::model::figure_time::{FigureSpan, HOUR_MS, millis_later};
 use crate::model::id::TenantId;
-use crate::store::figures::FigureScope;
+use crate::store::figures::{DayUsage, FigureScope};
+use crate::store::plan::figures::sum;
 
 /// The media type of one JSON object per line.
 const NDJSON: &str = "application/x-ndjson";
@@ -52,7 +55,7 @@ pub struct UsageView {
 
 /// Show what each tenant used on a day
 ///
-/// One JSON object per line (`application/x-ndjson`), by tenant; a tenant that handed over nothing has no line. Events, deliveries and bytes are counted in the commit that accepts the event, and are exact.
+/// One JSON object per line (`application/x-ndjson`), by tenant; a tenant that handed over nothing and for which no attempt was made has no line. Events, deliveries and bytes are counted in the commit that accepts the event, and are exact.
 #[utoipa::path(
     get, path = "/v1/usage", operation_id = "get_usage", tag = "figures",
     params(UsageParams),
@@ -70,21 +73,31 @@ pub async fn show(
     };
     let store = &api.gateway.store;
     let day = begins.as_millisecond().div_euclid(24 * HOUR_MS);
-    let ends = later(begins, 24 * HOUR_MS);
+    let ends = millis_later(begins, 24 * HOUR_MS);
     let coverage = store.figure_coverage(begins, api.gateway.clock.now()).await?;
     let is_final = coverage.written_until.is_some_and(|until| until >= ends);
+    let mut usages = store.usage_of_day(i32::try_from(day).unwrap_or(i32::MAX)).await?;
+    let known: HashSet<TenantId> = usages.iter().map(|usage| usage.tenant.clone()).collect();
+    // Of a tenant that handed over nothing, retries and replays go on.
+    let others = store.tenants().into_iter().filter(|tenant| !tenant.id.is_system() && !known.contains(&tenant.id));
+    usages.extend(others.map(|tenant| DayUsage { tenant: tenant.id.clone(), events: 0, deliveries: 0, bytes: 0 }));
+    usages.sort_by(|a, b| a.tenant.cmp(&b.tenant));
     let mut lines = String::new();
-    for usage in store.usage_of_day(i32::try_from(day).unwrap_or(i32::MAX)).await? {
-        let range = FigureRange { from: begins, to: ends, step: FigureStep::Day };
+    for usage in usages {
         let scope = FigureScope::Tenant(usage.tenant.clone());
-        let figures = figure_series::read(&api.gateway, &scope, range).await?.sum();
+        let rows = figure_series::read_rows(&api.gateway, &scope, FigureSpan::Hour, begins, ends).await?;
+        let (figures, _) = sum(&rows);
+        let attempts = figures.by_verdict.iter().sum();
+        if (usage.events, attempts) == (0, 0) {
+            continue;
+        }
         let line = UsageView {
             tenant: usage.tenant,
             day: params.day,
             events: usage.events,
             deliveries: usage.deliveries,
             bytes: usage.bytes,
-            attempts: figures.by_verdict.iter().sum(),
+            attempts,
             is_final,
         };
         lines.push_str(&serde_json::to_string(&line).expect("usage is plain data"));

@@ -90,11 +90,11 @@ impl CheckedSecrets {
         Self { texts, ids }
     }
 
-    fn given(secret: &str) -> Self {
+    fn from_given(secret: &str) -> Self {
         Self { texts: vec![secret.trim().to_owned()], ids: vec![None] }
     }
 
-    fn name(&self, secret: usize) -> String {
+    fn secret_name(&self, secret: usize) -> String {
         match self.ids.get(secret).copied().flatten() {
             Some(id) => format!("secret {id}"),
             None => "the secret".to_owned(),
@@ -122,28 +122,28 @@ pub async fn verify(
     let body = read_body(&headers, body, REQUEST_BYTES_MAX).await?;
     let endpoint = find(&api, &tenant, id)?;
     let received: PastedRequest = document_from_json(&body)?;
-    report(&endpoint, &received, api.gateway.clock.wall()).map(Json)
+    check_signatures(&endpoint, &received, api.gateway.clock.wall()).map(Json)
 }
 
-fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
+fn invalid_field(pointer: &str, detail: impl Into<String>) -> Problem {
     Problem::field(ProblemCode::InvalidField, pointer, detail)
 }
 
-fn report(endpoint: &Endpoint, received: &PastedRequest, now: Timestamp) -> Result<SignatureReport, Problem> {
-    let headers = parse_headers(&received.headers).map_err(|detail| invalid("/headers", detail))?;
+fn check_signatures(endpoint: &Endpoint, received: &PastedRequest, now: Timestamp) -> Result<SignatureReport, Problem> {
+    let headers = parse_headers(&received.headers).map_err(|detail| invalid_field("/headers", detail))?;
     let body = body_of(received)?;
     let asked = received.profile.as_deref().map(str::parse::<Profile>).transpose();
-    let asked = asked.map_err(|problem| invalid("/profile", problem.to_string()))?;
+    let asked = asked.map_err(|problem| invalid_field("/profile", problem.to_string()))?;
     let request = SavedRequest { headers: &headers, body: &body };
     let mut checks = Vec::new();
     for profile in asked.map_or(Profile::ALL.to_vec(), |profile| vec![profile]) {
         let secrets = match &received.secret {
-            Some(secret) => CheckedSecrets::given(secret),
+            Some(secret) => CheckedSecrets::from_given(secret),
             None => CheckedSecrets::of_endpoint(endpoint, profile, now),
         };
         let pointer = if received.secret.is_some() { "/secret" } else { "" };
         let check = request.check(profile, &secrets.texts, now.into());
-        match check.map_err(|problem| invalid(pointer, problem.to_string())) {
+        match check.map_err(|problem| invalid_field(pointer, problem.to_string())) {
             // A profile that was not asked for is left out if it is not there, or cannot have this secret.
             Ok(check) if check.is_absent() && asked.is_none() => {}
             Err(_) if asked.is_none() && profile != Profile::Standard => {}
@@ -163,7 +163,7 @@ fn profile_report(check: &ProfileCheck, secrets: &CheckedSecrets) -> ProfileRepo
     ProfileReport {
         profile: check.profile.to_string(),
         is_passed: check.is_passed(),
-        signature: check.signature_words(|secret| secrets.name(secret)),
+        signature: check.signature_words(|secret| secrets.secret_name(secret)),
         time: check.time_words(|at| format!("signed at {at:.0}")),
         secret_id: check.signature.as_ref().ok().and_then(|secret| secrets.ids.get(*secret).copied().flatten()),
     }
@@ -173,9 +173,11 @@ fn body_of(received: &PastedRequest) -> Result<Vec<u8>, Problem> {
     match (&received.body, &received.body_base64) {
         (Some(text), None) => Ok(text.clone().into_bytes()),
         (None, Some(text)) => STANDARD.decode(text.trim()).map_err(|_| {
-            invalid("/body_base64", "body_base64 is not base64; write it with padding, or give body as text")
+            invalid_field("/body_base64", "body_base64 is not base64; write it with padding, or give body as text")
         }),
-        (None, None) => Err(invalid("/body", "body is missing; give it as text, or body_base64")),
-        (Some(_), Some(_)) => Err(invalid("/body_base64", "body and body_base64 are both there; give one of them")),
+        (None, None) => Err(invalid_field("/body", "body is missing; give it as text, or body_base64")),
+        (Some(_), Some(_)) => {
+            Err(invalid_field("/body_base64", "body and body_base64 are both there; give one of them"))
+        }
     }
 }

@@ -14,14 +14,13 @@ use tracing::{info, warn};
 
 use crate::api::auth;
 use crate::lifecycle::Gateway;
-use crate::store::Store;
 use crate::store::durable_file::{put_in_place, write_unnamed};
+use crate::store::{ADMIN_TOKEN_NOTE, Store};
 
 /// Name of the file that holds the admin token.
 pub const ADMIN_TOKEN_FILE: &str = "admin-token";
 /// Name of the file that holds a new admin token until the old one is invalid.
 pub const NEXT_TOKEN_FILE: &str = "admin-token.next";
-const ADMIN_TOKEN_SETTING: &str = "admin_token_sha256";
 
 /// Interval at which a node checks whether another has made a new admin token.
 const ADMIN_TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -34,9 +33,14 @@ pub async fn admin_token(
     folder: &Path,
     is_renewed: bool,
 ) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
-    if let Some(hex) = store.setting(ADMIN_TOKEN_SETTING).await?.filter(|_| !is_renewed) {
+    if let Some(hex) = store.setting(ADMIN_TOKEN_NOTE).await?.filter(|_| !is_renewed) {
         let hash = stored_hash(&hex)?;
         finish_renewal(folder, &hash);
+        if folder.join(ADMIN_TOKEN_FILE).exists()
+            && let Some(sentence) = no_valid_token(folder, &hash)
+        {
+            warn!("{sentence}");
+        }
         return Ok((hash, None));
     }
     if is_renewed {
@@ -50,7 +54,7 @@ pub async fn admin_token(
     let write_failed = || format!("cannot write the admin token to {}", path.display());
     let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(write_failed)?;
     let text = hex::encode(hash);
-    let stored = store.put_setting_once(ADMIN_TOKEN_SETTING, text.clone()).await?;
+    let stored = store.put_setting_once(ADMIN_TOKEN_NOTE, text.clone()).await?;
     if stored != text {
         return Ok((stored_hash(&stored)?, None));
     }
@@ -65,16 +69,41 @@ pub async fn renew(store: &dyn Store, folder: &Path) -> anyhow::Result<(auth::To
     let hash = auth::hash(&token);
     let next = folder.join(NEXT_TOKEN_FILE);
     let failed = |path: &Path| format!("cannot write the admin token to {}", path.display());
-    put(folder, &next, &token).with_context(|| failed(&next))?;
-    store.put_setting(ADMIN_TOKEN_SETTING, hex::encode(hash)).await?;
+    put_token_file(folder, &next, &token).with_context(|| failed(&next))?;
+    store.put_setting(ADMIN_TOKEN_NOTE, hex::encode(hash)).await?;
     let path = folder.join(ADMIN_TOKEN_FILE);
-    put(folder, &path, &token).with_context(|| failed(&path))?;
-    remove(&next);
+    put_token_file(folder, &path, &token).with_context(|| failed(&path))?;
+    remove_token_file(&next);
     Ok((hash, token))
 }
 
-fn put(folder: &Path, path: &Path, token: &str) -> std::io::Result<()> {
+fn put_token_file(folder: &Path, path: &Path, token: &str) -> std::io::Result<()> {
     put_in_place(write_unnamed(folder, ".admin-token-", &format!("{token}\n"))?, path)
+}
+
+/// Returns what to do if no file of a data directory has the admin token that its store
+/// knows.
+pub fn no_valid_token(folder: &Path, hash: &auth::TokenHash) -> Option<String> {
+    let is_valid = |text: String| auth::hash(text.trim()) == *hash;
+    let has_valid = |name: &&str| std::fs::read_to_string(folder.join(name)).is_ok_and(is_valid);
+    if [ADMIN_TOKEN_FILE, NEXT_TOKEN_FILE].iter().any(has_valid) {
+        return None;
+    }
+    let path = folder.join(ADMIN_TOKEN_FILE);
+    let what = if path.exists() {
+        format!("the admin token in {} is not valid", path.display())
+    } else {
+        format!("there is no admin token in {}", folder.display())
+    };
+    Some(format!(
+        "{what}: the store knows another one, such as that of the time of a backup that was restored, or one that another \
+         node made; use that one, or start once with --new-admin-token"
+    ))
+}
+
+/// Reads the hash of an admin token, as the store has it.
+pub fn from_hex(text: &str) -> Option<auth::TokenHash> {
+    hex::decode(text).ok()?.try_into().ok()
 }
 
 /// Finishes a renewal that was cut off: the token of this hash gets its place.
@@ -84,13 +113,13 @@ fn finish_renewal(folder: &Path, hash: &auth::TokenHash) {
     if auth::hash(token.trim()) != *hash {
         return;
     }
-    match put(folder, &path, token.trim()) {
-        Ok(()) => remove(&next),
+    match put_token_file(folder, &path, token.trim()) {
+        Ok(()) => remove_token_file(&next),
         Err(problem) => warn!("the admin token in {} could not be put into its place: {problem}", next.display()),
     }
 }
 
-fn remove(file: &Path) {
+fn remove_token_file(file: &Path) {
     if let Err(problem) = std::fs::remove_file(file) {
         warn!("{} could not be removed: {problem}", file.display());
     }
@@ -104,17 +133,13 @@ fn stored_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
 pub async fn reload_admin_token(gateway: Arc<Gateway>) {
     loop {
         tokio::time::sleep(ADMIN_TOKEN_CHECK_INTERVAL).await;
-        let setting = gateway.store.setting(ADMIN_TOKEN_SETTING).await;
+        let setting = gateway.store.setting(ADMIN_TOKEN_NOTE).await;
         if let Some(hash) = setting.ok().flatten().and_then(|hex| from_hex(&hex))
             && gateway.admin.replace(hash)
         {
             info!("another node made a new admin token; the old one is no longer valid on this node either");
         }
     }
-}
-
-fn from_hex(text: &str) -> Option<auth::TokenHash> {
-    hex::decode(text).ok()?.try_into().ok()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use super::admin_token;
 use crate::clock::{Clock, SystemClock};
 use crate::config::Settings;
 use crate::model::backup::BackupManifest;
@@ -31,7 +32,27 @@ pub async fn restore(settings: &Settings, from: &Path) -> anyhow::Result<Restore
     refuse_shared(settings)?;
     let (data, from, key) = (settings.data.0.clone(), from.to_owned(), key_file(settings));
     let restore = move || embedded::restore::restore(&from, &data, &key, SystemClock.wall());
-    tokio::task::spawn_blocking(restore).await?
+    let mut report = tokio::task::spawn_blocking(restore).await??;
+    let hash = report.admin_token.as_deref().and_then(admin_token::from_hex);
+    report.before_start.extend(hash.and_then(|hash| admin_token::no_valid_token(&settings.data.0, &hash)));
+    report.before_start.extend(other_key(settings));
+    Ok(report)
+}
+
+/// Returns what to know if the store was restored with another key than the one that its
+/// data directory has.
+fn other_key(settings: &Settings) -> Option<String> {
+    let given = settings.master_key_file.0.as_ref()?;
+    let own = settings.data.0.join(MASTER_KEY_FILE);
+    let check = Seal::read(given).ok()?.check_text();
+    if Seal::read(&own).is_ok_and(|seal| seal.fits(&check)) {
+        return None;
+    }
+    Some(format!(
+        "the store is sealed under the key in {}: the start needs that file, too, as --master-key-file or in the place of {}",
+        given.display(),
+        own.display()
+    ))
 }
 
 /// Prepares a restored database for its first node; returns how many deliveries

@@ -13,8 +13,8 @@ use tracing::warn;
 use super::store_handle::StoreHandle;
 use crate::clock::{Clock, ClockCheckpoint, EngineClock};
 use crate::store::Store;
+use crate::store::embedded::inspect::CLOCK_SETTING;
 
-const CLOCK_SETTING: &str = "clock";
 /// Interval at which the wall clock is checked for jumps.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time between two checkpoints. After a reboot with a wall clock that is
@@ -23,7 +23,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Sets the clock to continue this store's engine time; returns what writes its
 /// checkpoints.
-pub async fn resume(handle: &StoreHandle, clock: Arc<EngineClock>) -> anyhow::Result<Option<ClockCheckpointer>> {
+pub async fn resume_clock(handle: &StoreHandle, clock: Arc<EngineClock>) -> anyhow::Result<Option<ClockCheckpointer>> {
     if handle.is_shared() {
         return Ok(None);
     }

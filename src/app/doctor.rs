@@ -11,8 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use super::store_handle::refuse_unusable;
 use crate::api::doctor::{Examiner, SeenProxy};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, ClockCheckpoint, SystemClock};
 use crate::config::Settings;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::attention;
@@ -25,11 +26,13 @@ use crate::store::postgres::inspect::{self as database, DatabaseInspection};
 use crate::store::seal::Seal;
 use crate::store::{PageRequest, TokenScope};
 use catalog::CatalogFacts;
+use machine::ClockChanges;
 
 mod backup_folder;
 mod catalog;
 mod files;
 mod machine;
+mod retention;
 
 /// What ends within this time is warned of.
 const SOON: Duration = Duration::from_secs(14 * 86_400);
@@ -87,7 +90,7 @@ fn judge_self_test(age: Option<Duration>) -> DoctorFinding {
     match age {
         Some(age) if age > Duration::from_secs(300) => DoctorFinding::problem(
             "self_test",
-            format!("the last event that the gateway sent itself and that arrived is {} seconds old", age.as_secs()),
+            format!("no event that the gateway sent itself has arrived for {} seconds", age.as_secs()),
             "see the log: nothing may be delivered",
         ),
         Some(age) => {
@@ -102,7 +105,7 @@ impl Examiner for GatewayExaminer {
     async fn examine(&self, seen: SeenProxy) -> Vec<DoctorFinding> {
         let (settings, now) = (&self.settings, self.gateway.clock.wall());
         let mut findings = vec![DoctorFinding::ok("gateway", "it runs, and examined itself")];
-        let installation = Installation { settings, now, is_running: true };
+        let installation = Installation { settings, now, is_running: true, clock_jumps: self.gateway.clock.jumps() };
         let (stored, _) = installation.examine(Some(seen)).await;
         findings.extend(stored);
         findings.extend(catalog::of_catalog(&self.catalog().await, settings, &self.egress, now).await);
@@ -120,15 +123,27 @@ pub async fn examine_stopped(settings: &Settings) -> Vec<DoctorFinding> {
         return vec![DoctorFinding::of_failure("settings", &format!("{problem:#}"))];
     }
     let mut findings = vec![DoctorFinding::ok("settings", "every setting can be used")];
-    let installation = Installation { settings, now, is_running: false };
-    let (stored, seal) = installation.examine(None).await;
+    let installation = Installation { settings, now, is_running: false, clock_jumps: 0 };
+    let (stored, catalog) = installation.examine(None).await;
     findings.extend(stored);
-    match super::egress(settings, Vec::new()) {
+    match super::build_egress(settings, Vec::new()) {
         Err(problem) => findings.push(DoctorFinding::of_failure("egress_rules", &format!("{problem:#}"))),
-        Ok(egress) => findings.extend(installation.catalog(seal, &egress).await),
+        Ok(egress) => findings.extend(installation.catalog(catalog, &egress).await),
     }
     findings.push(files::mail(settings, clock).await);
     findings
+}
+
+/// The endpoints and tokens of a stopped installation.
+enum StoredCatalog {
+    /// There is no store yet.
+    None,
+    /// They cannot be read with what there is.
+    Unreadable,
+    /// They are in the data directory, and the key fits.
+    InFolder(Seal),
+    /// They are in a database, and the key fits.
+    InDatabase(DatabaseUrl, Seal),
 }
 
 /// An installation as its settings describe it.
@@ -136,27 +151,31 @@ struct Installation<'a> {
     settings: &'a Settings,
     now: Timestamp,
     is_running: bool,
+    /// How often the wall clock was set since the gateway started.
+    clock_jumps: u64,
 }
 
 impl Installation<'_> {
-    /// Examines machine, files and store. Returns the master key, if it fits a store of
-    /// this version.
-    async fn examine(&self, seen: Option<SeenProxy>) -> (Vec<DoctorFinding>, Option<Seal>) {
+    /// Examines machine, files and store. Returns where the catalog is.
+    async fn examine(&self, seen: Option<SeenProxy>) -> (Vec<DoctorFinding>, StoredCatalog) {
         let settings = self.settings;
         let mut findings =
             vec![files::permissions(settings), files::listening(settings, self.now), files::proxies(settings, seen)];
         findings.extend(machine::of_process(settings));
         let database = settings.database();
-        let (stored, seal) = match database {
-            Err(problem) => (vec![DoctorFinding::of_failure("database", &format!("{problem:#}"))], None),
-            Ok(Some(url)) => self.database(&url).await,
+        let (stored, catalog) = match database {
+            Err(problem) => {
+                let failure = DoctorFinding::of_failure("database", &format!("{problem:#}"));
+                (vec![failure], StoredCatalog::Unreadable)
+            }
+            Ok(Some(url)) => self.database(url).await,
             Ok(None) => self.embedded(),
         };
         findings.extend(stored);
-        (findings, seal)
+        (findings, catalog)
     }
 
-    fn embedded(&self) -> (Vec<DoctorFinding>, Option<Seal>) {
+    fn embedded(&self) -> (Vec<DoctorFinding>, StoredCatalog) {
         let folder = &self.settings.data.0;
         let mut findings = Vec::new();
         if !folder.exists() {
@@ -166,7 +185,7 @@ impl Installation<'_> {
                 detail,
                 "name the one that is there with --data, if there is one",
             ));
-            return (findings, None);
+            return (findings, StoredCatalog::None);
         }
         if !self.is_running && inspect::is_in_use(folder) {
             findings.push(DoctorFinding::problem(
@@ -176,42 +195,58 @@ impl Installation<'_> {
             ));
         }
         findings.extend(machine::of_data_directory(self.settings, false));
-        findings.push(machine::clock(self.settings, self.now));
+        if let Err(problem) = refuse_unusable(folder) {
+            findings.push(DoctorFinding::of_failure("store", &format!("{problem:#}")));
+            return (findings, StoredCatalog::Unreadable);
+        }
         let inspected = inspect::inspect(folder);
+        findings.push(machine::clock(self.settings, self.now, &self.clock_changes(inspected.as_ref().ok())));
         let bytes = inspected.as_ref().ok().and_then(Option::as_ref).map_or(0, |seen| seen.bytes);
         findings.push(backup_folder::examine(self.settings, bytes));
         match inspected {
             Err(problem) => {
                 let way_out = "restore a backup (docs/backup.md)";
                 findings.push(DoctorFinding::problem("store", format!("{problem:#}"), way_out));
-                (findings, None)
+                (findings, StoredCatalog::Unreadable)
             }
             Ok(None) => {
                 findings.push(DoctorFinding::ok("store", format!("there is none in {} yet", folder.display())));
                 findings.push(files::master_key(self.settings, None).0);
-                (findings, None)
+                (findings, StoredCatalog::None)
             }
             Ok(Some(seen)) => {
                 findings.push(judge_schema(seen.version, seen.known_version));
                 findings.extend(self.retention(&seen));
                 let (key, seal) = files::master_key(self.settings, seen.key_check.as_deref());
                 findings.push(key);
-                (findings, seal.filter(|_| seen.version == seen.known_version))
+                let seal = seal.filter(|_| seen.version == seen.known_version);
+                (findings, seal.map_or(StoredCatalog::Unreadable, StoredCatalog::InFolder))
             }
+        }
+    }
+
+    /// Returns what the gateway, or the checkpoint of a stopped one, tells of the clock.
+    fn clock_changes(&self, inspected: Option<&Option<StoreInspection>>) -> ClockChanges {
+        let note = inspected.and_then(Option::as_ref).and_then(|seen| seen.clock.as_deref());
+        let checkpoint = note.and_then(|note| serde_json::from_str::<ClockCheckpoint>(note).ok());
+        ClockChanges {
+            jumps: self.clock_jumps,
+            since_stop_ms: checkpoint.filter(|_| !self.is_running).and_then(|checkpoint| checkpoint.wall_step_ms()),
         }
     }
 
     fn retention(&self, seen: &StoreInspection) -> Option<DoctorFinding> {
         let kept_for = self.now.duration_since(seen.oldest_event_at?).unsigned_abs();
-        machine::retention(self.settings, seen.bytes, kept_for)
+        retention::examine(self.settings, seen, kept_for)
     }
 
-    async fn database(&self, url: &DatabaseUrl) -> (Vec<DoctorFinding>, Option<Seal>) {
-        let seen = match database::inspect(url).await {
+    async fn database(&self, url: DatabaseUrl) -> (Vec<DoctorFinding>, StoredCatalog) {
+        let seen = match database::inspect(&url).await {
             Ok(seen) => seen,
             Err(problem) => {
                 let way_out = "start the database, or mend --database-url";
-                return (vec![DoctorFinding::problem("database", format!("{problem:#}"), way_out)], None);
+                let problem = DoctorFinding::problem("database", format!("{problem:#}"), way_out);
+                return (vec![problem], StoredCatalog::Unreadable);
             }
         };
         let mut findings = vec![judge_database(&seen), judge_round_trip(seen.round_trip)];
@@ -226,27 +261,31 @@ impl Installation<'_> {
         });
         let (key, seal) = files::master_key(self.settings, seen.key_check.as_deref());
         findings.push(key);
-        (findings, seal)
+        let catalog = match (seen.version, seal) {
+            (None, _) => StoredCatalog::None,
+            (Some(version), Some(seal)) if version == seen.known_version => StoredCatalog::InDatabase(url, seal),
+            (Some(_), _) => StoredCatalog::Unreadable,
+        };
+        (findings, catalog)
     }
 
     /// Examines what endpoints and tokens need, if they can be read without a gateway.
-    async fn catalog(&self, seal: Option<Seal>, egress: &Egress) -> Vec<DoctorFinding> {
-        let is_shared = !matches!(self.settings.database(), Ok(None));
-        let unread = |why: &str| {
-            vec![DoctorFinding::warning("endpoints", why, "start the gateway, and run `posthaste doctor` again")]
+    async fn catalog(&self, catalog: StoredCatalog, egress: &Egress) -> Vec<DoctorFinding> {
+        let read = match catalog {
+            StoredCatalog::None => return Vec::new(),
+            StoredCatalog::Unreadable => Err(anyhow::anyhow!("see the problems above")),
+            StoredCatalog::InFolder(seal) => inspect::catalog_of(&self.settings.data.0, &seal),
+            StoredCatalog::InDatabase(url, seal) => database::catalog_of(&url, &seal).await,
         };
-        if is_shared {
-            return unread("the endpoints of a database are examined by a running node alone");
-        }
-        let Some(seal) = seal else {
-            let has_store = self.settings.data.0.join(crate::store::embedded::STORE_FILE).exists();
-            return if has_store { unread("the endpoints of this store cannot be read") } else { Vec::new() };
-        };
-        match inspect::catalog_of(&self.settings.data.0, &seal) {
+        match read {
             Ok((endpoints, tokens)) => {
                 catalog::of_catalog(&CatalogFacts { endpoints, tokens }, self.settings, egress, self.now).await
             }
-            Err(problem) => unread(&format!("the endpoints of this store cannot be read: {problem:#}")),
+            Err(problem) => vec![DoctorFinding::warning(
+                "endpoints",
+                format!("the endpoints of this store cannot be read: {problem:#}"),
+                "start the gateway, and run `posthaste doctor` again",
+            )],
         }
     }
 }
@@ -296,12 +335,25 @@ fn outboxes(known: &[OutboxFacts]) -> Vec<DoctorFinding> {
     if known.is_empty() {
         return Vec::new();
     }
-    let found: Vec<DoctorFinding> = known.iter().flat_map(of_outbox).map(outbox_finding).collect();
+    let found: Vec<DoctorFinding> = known.iter().flat_map(outbox_findings).collect();
     if found.is_empty() {
         let detail = format!("{} relayed, and no row was refused or has waited for a minute", known.len());
         return vec![DoctorFinding::ok("outboxes", detail)];
     }
     found
+}
+
+/// Returns what is not well about an outbox. Whoever asks is told at once that it
+/// cannot be reached, and attention only after a while.
+fn outbox_findings(facts: &OutboxFacts) -> Vec<DoctorFinding> {
+    let found: Vec<DoctorFinding> = of_outbox(facts).into_iter().map(outbox_finding).collect();
+    match &facts.failure {
+        Some(failure) if found.is_empty() => {
+            let detail = format!("the outbox at {} cannot be relayed at this moment: {failure}", facts.description);
+            vec![DoctorFinding::warning("outboxes", detail, "posthaste outbox status")]
+        }
+        Some(_) | None => found,
+    }
 }
 
 fn outbox_finding(item: AttentionItem) -> DoctorFinding {

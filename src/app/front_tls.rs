@@ -19,6 +19,8 @@ use crate::api::server::Listener;
 use crate::api::server_tls::{ServerCertificate, ServerTls};
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::lifecycle::Gateway;
+use crate::metrics::Metrics;
 
 /// Interval at which the files are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,21 +68,26 @@ impl CertificateFiles {
 }
 
 /// Prepares the TLS of the API's address, if the settings name a certificate.
-pub fn prepare(settings: &Settings, clock: &dyn Clock) -> anyhow::Result<Option<Arc<ServerTls>>> {
+pub fn prepare_tls(
+    settings: &Settings,
+    clock: &dyn Clock,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<Arc<ServerTls>>> {
     let Some(files) = CertificateFiles::of(settings) else { return Ok(None) };
     let certificate = files.read()?;
     warn_of_end(certificate.ends_at, clock.wall());
+    metrics.set_server_certificate_end(certificate.ends_at);
     Ok(Some(Arc::new(ServerTls::new(certificate).context("cannot prepare TLS")?)))
 }
 
 /// Starts to watch the files of a listener that takes https.
-pub fn start_watching(settings: &Settings, listener: &Listener, clock: &Arc<dyn Clock>) -> Option<JoinHandle<()>> {
+pub fn start_watching(settings: &Settings, listener: &Listener, gateway: &Gateway) -> Option<JoinHandle<()>> {
     let (tls, files) = listener.tls.clone().zip(CertificateFiles::of(settings))?;
-    Some(tokio::spawn(watch(tls, files, clock.clone())))
+    Some(tokio::spawn(watch_files(tls, files, (gateway.clock.clone(), gateway.metrics.clone()))))
 }
 
 /// Puts a certificate in force whenever the files have changed, for ever.
-async fn watch(tls: Arc<ServerTls>, files: CertificateFiles, clock: Arc<dyn Clock>) {
+async fn watch_files(tls: Arc<ServerTls>, files: CertificateFiles, (clock, metrics): (Arc<dyn Clock>, Arc<Metrics>)) {
     let mut watched = WatchedFiles::of(files.version());
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -97,6 +104,7 @@ async fn watch(tls: Arc<ServerTls>, files: CertificateFiles, clock: Arc<dyn Cloc
                 let ends_at = certificate.ends_at;
                 warn_of_end(ends_at, clock.wall());
                 tls.replace(certificate);
+                metrics.set_server_certificate_end(ends_at);
                 let until = ends_at.map(|at| format!(", which ends at {at:.0}")).unwrap_or_default();
                 info!("the API is served with the new certificate of --tls-certificate{until}");
             }

@@ -22,6 +22,8 @@ use crate::api::keys::{KeyManager, KeyRefusal, RenewedToken};
 use crate::config::Settings;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::node_questions::{NodeQuestion, confirmed_by_others};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator};
+use crate::model::id::TenantId;
 use crate::store::resealing::{ResealCursor, ResealingStore};
 use crate::store::seal::{LINK_KEY_NOTE, NEXT_CHECK_NOTE, Seal};
 
@@ -40,21 +42,24 @@ impl LiveKeys {
         Self { gateway, store, folder: settings.data.0.clone(), turn: Mutex::new(()) }
     }
 
-    async fn rotate(&self) -> Result<usize, KeyRefusal> {
+    async fn rotate(&self, by: &Initiator) -> Result<usize, KeyRefusal> {
         let seal = self.store.seal();
-        let file = seal.file().map(PathBuf::from).ok_or_else(|| failed("the master key is in no file"))?;
+        let file = seal.file().map(PathBuf::from).ok_or_else(|| key_failure("the master key is in no file"))?;
         let begun = Seal::begin_rotation(&file).map_err(|problem| {
             let detail = format!("{problem:#}; write a new key as the first line of that file and the old one as the second, and try again");
             KeyRefusal::NotYet(detail)
         })?;
-        let check = begun.check();
+        let check = begun.check_text();
         if !seal.learn(&check) {
-            return Err(failed("the new master key could not be read again"));
+            return Err(key_failure("the new master key could not be read again"));
         }
         let put_next = |value: String| self.gateway.store.put_setting(NEXT_CHECK_NOTE, value);
-        put_next(check.clone()).await.map_err(failed)?;
-        self.confirm(&file, &check).await?;
-        self.store.use_master_key(check.clone()).await.map_err(failed)?;
+        put_next(check.clone()).await.map_err(key_failure)?;
+        self.confirm_on_all_nodes(&file, &check).await?;
+        // Not before: what is refused until here has replaced nothing.
+        let audited = AuditedAction::new(AuditAction::MasterKeyRotated, &TenantId::system(), "master-key");
+        self.gateway.store.record(by, audited).await.map_err(key_failure)?;
+        self.store.use_master_key(check.clone()).await.map_err(key_failure)?;
         let mut count = 0;
         loop {
             let resealed = self.reseal_all().await?;
@@ -64,16 +69,16 @@ impl LiveKeys {
                 break;
             }
         }
-        put_next(String::new()).await.map_err(failed)?;
+        put_next(String::new()).await.map_err(key_failure)?;
         self.drop_old_key(&file, &check).await;
         info!("the master key was replaced; {count} secrets and settings are sealed under the new one");
         Ok(count)
     }
 
     /// Makes sure that every other node has the new key.
-    async fn confirm(&self, file: &std::path::Path, check: &str) -> Result<(), KeyRefusal> {
+    async fn confirm_on_all_nodes(&self, file: &std::path::Path, check: &str) -> Result<(), KeyRefusal> {
         let question = NodeQuestion::HoldKey { check: check.to_owned() };
-        let (confirmed, others) = confirmed_by_others(&self.gateway, &question).await.map_err(failed)?;
+        let (confirmed, others) = confirmed_by_others(&self.gateway, &question).await.map_err(key_failure)?;
         if confirmed >= others {
             return Ok(());
         }
@@ -90,14 +95,14 @@ impl LiveKeys {
     async fn reseal_all(&self) -> Result<usize, KeyRefusal> {
         let (mut count, mut cursor) = (0, Some(ResealCursor::default()));
         while let Some(at) = cursor {
-            let page = self.store.reseal_page(at).await.map_err(failed)?;
+            let page = self.store.reseal_page(at).await.map_err(key_failure)?;
             count += page.count;
             cursor = page.next;
         }
-        let links = self.gateway.store.setting(LINK_KEY_NOTE).await.map_err(failed)?;
+        let links = self.gateway.store.setting(LINK_KEY_NOTE).await.map_err(key_failure)?;
         if let Some(links) = links.filter(|links| self.store.seal().is_link_key_outdated(links)) {
-            let resealed = self.store.seal().reseal_link_key(&links).map_err(failed)?;
-            self.gateway.store.put_setting(LINK_KEY_NOTE, resealed).await.map_err(failed)?;
+            let resealed = self.store.seal().reseal_link_key(&links).map_err(key_failure)?;
+            self.gateway.store.put_setting(LINK_KEY_NOTE, resealed).await.map_err(key_failure)?;
             count += 1;
         }
         Ok(count)
@@ -127,17 +132,17 @@ impl LiveKeys {
     }
 }
 
-fn failed(problem: impl ToString) -> KeyRefusal {
+fn key_failure(problem: impl ToString) -> KeyRefusal {
     KeyRefusal::Failed(problem.to_string())
 }
 
 #[async_trait]
 impl KeyManager for LiveKeys {
-    async fn rotate_master_key(&self) -> Result<usize, KeyRefusal> {
+    async fn rotate_master_key(&self, by: &Initiator) -> Result<usize, KeyRefusal> {
         let Ok(_turn) = self.turn.try_lock() else {
             return Err(KeyRefusal::NotYet("a key is being replaced already; try again when that is done".into()));
         };
-        self.rotate().await
+        self.rotate(by).await
     }
 
     async fn renew_admin_token(&self) -> Result<RenewedToken, KeyRefusal> {

@@ -14,7 +14,7 @@ const OWN_FILES: u64 = 256;
 pub fn raise_open_files_limit(connections: usize) {
     let wanted = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(OWN_FILES);
     let limit = getrlimit(Resource::Nofile);
-    let allowed = raised(limit, wanted);
+    let allowed = raised_limit(limit, wanted);
     if allowed.current != limit.current && setrlimit(Resource::Nofile, allowed).is_err() {
         warn_if_below(limit.current, wanted);
         return;
@@ -22,7 +22,7 @@ pub fn raise_open_files_limit(connections: usize) {
     warn_if_below(allowed.current, wanted);
 }
 
-fn raised(limit: Rlimit, wanted: u64) -> Rlimit {
+fn raised_limit(limit: Rlimit, wanted: u64) -> Rlimit {
     let current = limit.current.map(|now| now.max(limit.maximum.map_or(wanted, |hard| hard.min(wanted))));
     Rlimit { current, ..limit }
 }
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn the_limit_is_raised_as_far_as_allowed_and_never_lowered() {
         let limit = |current, maximum| Rlimit { current, maximum };
-        let to = |current, maximum| raised(limit(current, maximum), 12_000).current;
+        let to = |current, maximum| raised_limit(limit(current, maximum), 12_000).current;
         assert_eq!(to(Some(1_024), Some(1_048_576)), Some(12_000));
         assert_eq!(to(Some(1_024), Some(4_096)), Some(4_096));
         assert_eq!(to(Some(1_024), None), Some(12_000));

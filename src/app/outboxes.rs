@@ -35,7 +35,7 @@ impl OutboxRelays {
     pub fn start(settings: &Settings, api: &Arc<ApiState>, address: SocketAddr) -> anyhow::Result<Self> {
         let stop = watch::Sender::new(false);
         let urls = settings.outboxes()?;
-        let figures = api.gateway.metrics.outboxes(urls.len());
+        let figures = api.gateway.metrics.create_outbox_figures(urls.len());
         let mut relays = Vec::with_capacity(urls.len());
         for (url, figures) in urls.iter().zip(figures) {
             let outbox =
@@ -77,7 +77,7 @@ impl RelayProcess {
         health_listen: OptionalListenAddress,
     ) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new(SystemClock.wall()));
-        let figures = metrics.outboxes(1).pop().expect("one outbox has one set of figures");
+        let figures = metrics.create_outbox_figures(1).pop().expect("one outbox has one set of figures");
         let probes = match health_listen.0 {
             Some(address) => Some(StartupServer::of_relay(address, metrics).await?),
             None => None,
@@ -89,7 +89,7 @@ impl RelayProcess {
     pub async fn run(self, stop: watch::Receiver<bool>) {
         self.relay.run(stop).await;
         if let Some(probes) = self.probes {
-            probes.end().await;
+            probes.stop().await;
         }
     }
 }

@@ -9,25 +9,27 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::info;
 
-use super::bytes;
 use super::path_prefix::also_below;
+use super::portal_host::portal_alone_on;
+use super::size_in_bytes;
 use crate::api::server::Listener;
 use crate::api::server_limits::ServerLimits;
 use crate::api::{self, ApiState, server};
 use crate::config::{DashboardPlace, Settings};
-use crate::dashboard::transport::Reach;
+use crate::dashboard::transport::TransportSettings;
 use crate::dashboard::{self, Dashboard};
 
 /// Most connections to pages on an address of their own.
 const PAGE_CONNECTIONS: usize = 1_000;
 
 /// Binds the address of the pages, if they have one of their own.
-pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
+pub async fn bind_pages_address(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
     let DashboardPlace::At(address) = settings.dashboard else { return Ok(None) };
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}; choose another address with --dashboard"))?;
-    info!(%address, "pages are served on http://{}", listener.local_addr()?);
+    let scheme = if settings.tls_certificate.0.is_some() { "https" } else { "http" };
+    info!(%address, "pages are served on {scheme}://{}", listener.local_addr()?);
     Ok(Some(listener))
 }
 
@@ -42,17 +44,22 @@ pub fn start_serving(
     let (router, events) = api::router(api.clone());
     let pages = match settings.dashboard {
         DashboardPlace::Off => None,
-        DashboardPlace::On | DashboardPlace::At(_) => Some(pages(settings, api, router.clone())?),
+        DashboardPlace::On | DashboardPlace::At(_) => {
+            Some(build_pages(settings, api, router.clone(), pages_listener.is_none())?)
+        }
     };
-    let prefix = reach(settings).prefix().to_owned();
+    let prefix = transport_settings(settings).prefix().to_owned();
     let router = match (&pages_listener, &pages) {
-        (None, Some(pages)) => pages.clone().fallback_service(router),
+        (None, Some(pages)) => pages.clone(),
         _ => router,
     };
-    let router = also_below(&prefix, router);
-    let pages = pages.map(|pages| also_below(&prefix, pages));
+    let portal = settings.portal_url.0.as_ref();
+    let router = portal_alone_on(portal, also_below(&prefix, router));
+    let pages = pages.map(|pages| portal_alone_on(portal, also_below(&prefix, pages)));
+    // The pages speak TLS wherever the API does, with the same certificate.
+    let pages_listener = pages_listener.map(|socket| Listener { socket, tls: listener.tls.clone() });
     let (stop_serving, stop) = oneshot::channel();
-    let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
+    let body_bytes_max = api::accept::body_bytes_max(size_in_bytes(settings.max_event_bytes));
     let limits = ServerLimits { body_bytes_max, ..ServerLimits::of(settings.max_connections.0) };
     let (proxies, deadline) = (settings.trusted_proxies.0.clone(), settings.stop_timeout.0);
     let main = server::serve(listener, (router, events), limits, proxies.clone(), stop, deadline);
@@ -69,19 +76,22 @@ pub fn start_serving(
 }
 
 /// Returns how people reach the pages.
-fn reach(settings: &Settings) -> Reach {
-    Reach {
+fn transport_settings(settings: &Settings) -> TransportSettings {
+    TransportSettings {
         public_url: settings.public_url.0.clone(),
+        portal_url: settings.portal_url.0.clone(),
         trusted_proxies: settings.trusted_proxies.0.clone(),
-        is_tls: settings.tls_certificate.0.is_some() && settings.dashboard == DashboardPlace::On,
+        is_tls: settings.tls_certificate.0.is_some(),
     }
 }
 
-/// Builds the pages on the routes of the API.
-fn pages(settings: &Settings, api: Arc<ApiState>, routes: Router) -> anyhow::Result<Router> {
-    let reach = reach(settings);
+/// Builds the pages on the routes of the API, which are behind them if both share a listener.
+fn build_pages(settings: &Settings, api: Arc<ApiState>, routes: Router, is_shared: bool) -> anyhow::Result<Router> {
+    let transport = transport_settings(settings);
     let portal_origins = settings.portal_origins.0.iter().map(|origin| origin.as_str().to_owned()).collect();
-    let dashboard = Dashboard { api, routes, reach, portal_origins, cache: Default::default() };
-    dashboard::router(Arc::new(dashboard))
+    let behind = is_shared.then(|| routes.clone());
+    let dashboard =
+        Dashboard { api, routes, transport, portal_origins, cache: Default::default(), kept: Default::default() };
+    dashboard::router(Arc::new(dashboard), behind)
         .map_err(|unnamed| anyhow!("pages name no right of the API, so nothing is served: {}", unnamed.join(", ")))
 }

@@ -34,12 +34,12 @@ pub fn also_below(prefix: &str, router: Router) -> Router {
     let prefix: Arc<str> = prefix.into();
     Router::new().fallback(move |request: Request| {
         let (prefix, router) = (prefix.clone(), router.clone());
-        async move { serve(&prefix, router, request).await }
+        async move { serve_below_prefix(&prefix, router, request).await }
     })
 }
 
-async fn serve(prefix: &str, mut router: Router, mut request: Request) -> Response {
-    match below(prefix, request.uri()) {
+async fn serve_below_prefix(prefix: &str, mut router: Router, mut request: Request) -> Response {
+    match strip_path_prefix(prefix, request.uri()) {
         Some(uri) => *request.uri_mut() = uri,
         // Relative addresses of pages begin at the folder.
         None if request.uri().path() == prefix && request.method() == Method::GET => {
@@ -58,7 +58,7 @@ async fn serve(prefix: &str, mut router: Router, mut request: Request) -> Respon
 }
 
 /// Returns an address without the prefix; none if it does not have it.
-fn below(prefix: &str, uri: &Uri) -> Option<Uri> {
+fn strip_path_prefix(prefix: &str, uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?.as_str();
     let rest = whole.strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
     let mut parts = uri.clone().into_parts();
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_path_is_cut_at_its_whole_parts_alone() {
-        let cut = |uri: &str| below("/hooks", &uri.parse().unwrap()).map(|uri| uri.to_string());
+        let cut = |uri: &str| strip_path_prefix("/hooks", &uri.parse().unwrap()).map(|uri| uri.to_string());
         assert_eq!(cut("/hooks/endpoints?q=1").as_deref(), Some("/endpoints?q=1"));
         assert_eq!(cut("/hooks/").as_deref(), Some("/"));
         assert_eq!(cut("http://h.example.com/hooks/v1/tokens").as_deref(), Some("http://h.example.com/v1/tokens"));

@@ -41,7 +41,7 @@ impl StartupServer {
         };
         let socket = duplicate().context("cannot answer while the database is waited for")?;
         let listener = Listener { socket, tls: listener.tls.clone() };
-        Ok(Self::on(listener, startup::router(), CONNECTIONS, trusted_proxies))
+        Ok(Self::serve_on(listener, startup::router(), CONNECTIONS, trusted_proxies))
     }
 
     /// Serves probes on an address of their own, for as long as the process runs.
@@ -51,7 +51,7 @@ impl StartupServer {
             .with_context(|| format!("cannot listen on {address}; choose another address with --health-listen"))?;
         let address = listener.local_addr()?;
         info!(%address, "probes are answered on http://{address}");
-        Ok((address, Self::on(listener, health::router(gateway), health::CONNECTIONS, Vec::new())))
+        Ok((address, Self::serve_on(listener, health::router(gateway), health::CONNECTIONS, Vec::new())))
     }
 
     /// Serves the figures of a relay, for as long as it runs.
@@ -61,10 +61,15 @@ impl StartupServer {
             .with_context(|| format!("cannot listen on {address}; choose another address with --health-listen"))?;
         let address = listener.local_addr()?;
         info!(%address, "probes are answered on http://{address}");
-        Ok(Self::on(listener, health::relay_router(metrics), health::CONNECTIONS, Vec::new()))
+        Ok(Self::serve_on(listener, health::relay_router(metrics), health::CONNECTIONS, Vec::new()))
     }
 
-    fn on(listener: impl Into<Listener>, router: Router, connections: usize, trusted_proxies: Vec<IpNet>) -> Self {
+    fn serve_on(
+        listener: impl Into<Listener>,
+        router: Router,
+        connections: usize,
+        trusted_proxies: Vec<IpNet>,
+    ) -> Self {
         let (stop, stopped) = oneshot::channel();
         let limits = ServerLimits::of(connections);
         let serving = server::serve(listener.into(), (router, ()), limits, trusted_proxies, stopped, LAST_ANSWERS);
@@ -72,7 +77,7 @@ impl StartupServer {
     }
 
     /// Stops the server, and waits for its open responses.
-    pub async fn end(self) {
+    pub async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.serving.await;
     }

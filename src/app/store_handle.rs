@@ -17,7 +17,7 @@ use crate::clock::EngineClock;
 use crate::config::Settings;
 use crate::metrics::CommitMetrics;
 use crate::model::database::DatabaseUrl;
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::store::backup::StoreCopier;
 use crate::store::embedded::restore::refuse_if_half_restored;
 use crate::store::embedded::{Durability, EmbeddedStore, STORE_FILE, create_folder};
@@ -49,8 +49,7 @@ impl StoreHandle {
     /// that has lost its store is refused.
     pub fn open_embedded(settings: &Settings, commits: Arc<CommitMetrics>, may_be_new: bool) -> anyhow::Result<Self> {
         let folder = &settings.data.0;
-        move_mark::refuse_if_moved(folder)?;
-        refuse_if_half_restored(folder)?;
+        refuse_if_elsewhere(folder)?;
         if !may_be_new {
             refuse_if_store_is_gone(folder)?;
         }
@@ -175,6 +174,18 @@ impl StoreHandle {
     }
 }
 
+/// Refuses a data directory from which no start takes its store.
+pub fn refuse_unusable(folder: &Path) -> anyhow::Result<()> {
+    refuse_if_elsewhere(folder)?;
+    refuse_if_store_is_gone(folder)
+}
+
+/// Refuses a data directory whose store was moved to a database, or half restored.
+fn refuse_if_elsewhere(folder: &Path) -> anyhow::Result<()> {
+    move_mark::refuse_if_moved(folder)?;
+    refuse_if_half_restored(folder)
+}
+
 /// Refuses a data directory that has an admin token but no store: it had a store
 /// once, and the gateway would start as a new installation without its events.
 fn refuse_if_store_is_gone(folder: &Path) -> anyhow::Result<()> {
@@ -229,7 +240,7 @@ async fn open_with_retries(
             warn!("{problem:#}; trying again for {} (--database-wait)", settings.database_wait);
         }
         tokio::select! {
-            () = tokio::time::sleep_until(deadline.min(Instant::now() + roughly(pause, rand::random()))) => {}
+            () = tokio::time::sleep_until(deadline.min(Instant::now() + vary_by_tenth(pause, rand::random()))) => {}
             () = stop.notified() => bail!("stopped while waiting for the database: {problem:#}"),
         }
         pause = (pause * 2).min(OPEN_RETRY_MAX);
@@ -312,8 +323,12 @@ fn warn_if_rotating(seal: Seal) -> Seal {
 
 /// Returns the name of this node: its host and process id.
 pub fn node_name() -> String {
+    format!("{}/{}", host_name(), std::process::id())
+}
+
+/// Returns the name of this machine, or of the container.
+pub fn host_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = Some(host.trim()).filter(|host| !host.is_empty()).map(str::to_owned);
-    let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "node".into());
-    format!("{host}/{}", std::process::id())
+    host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "node".into())
 }

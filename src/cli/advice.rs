@@ -5,19 +5,19 @@
 use clap::CommandFactory;
 
 use crate::model::id::TenantId;
-use crate::model::suggested_command::{quoted, suggested_command};
+use crate::model::suggested_command::{quote, suggested_command};
 
 /// Commands that are about one tenant.
 const OF_A_TENANT: &[&str] =
     &["send", "endpoints", "events", "deliveries", "explain", "dead-letters", "jobs", "figures", "audit"];
 
 /// Returns a command about something of a tenant, ready to paste.
-pub fn command(tenant: &str, verb: &str, id: &str) -> String {
+pub fn tenant_command(tenant: &str, verb: &str, id: &str) -> String {
     PasteContext::of_process().complete(&suggested_command(tenant, verb, id))
 }
 
 /// Completes every command that a text has in backticks.
-pub fn completed(text: &str) -> String {
+pub fn complete_commands(text: &str) -> String {
     if text.contains("`posthaste ") { PasteContext::of_process().complete_all(text) } else { text.to_owned() }
 }
 
@@ -49,7 +49,7 @@ struct PasteContext {
 impl PasteContext {
     fn of_process() -> Self {
         // The token itself is never repeated: what is printed may be kept.
-        let option = |name: &str| given_option(name).map(|value| format!(" --{name} {}", quoted(&value)));
+        let option = |name: &str| given_option(name).map(|value| format!(" --{name} {}", quote(&value)));
         let gateway = ["server", "token-file", "ca"].into_iter().filter_map(option).collect();
         let tenant = std::env::var("POSTHASTE_TENANT").unwrap_or_default();
         Self { gateway, has_other_tenant: !tenant.is_empty() && tenant != TenantId::DEFAULT }

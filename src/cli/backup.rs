@@ -61,7 +61,7 @@ pub async fn run(args: BackupArgs) -> anyhow::Result<()> {
     let begun = output::parse(&client.post(url, Some(body)).await?)?;
     let finished = wait(&mut client, begun["name"].as_str().unwrap_or_default()).await?;
     match client.format {
-        OutputFormat::Json => output::print(&output::pretty(&finished)),
+        OutputFormat::Json => output::print(&output::format_json(&finished)),
         OutputFormat::Table => output::print(&summary(&output::parse(&finished)?)),
     }
 }
@@ -110,7 +110,7 @@ async fn wait(client: &mut Client, name: &str) -> anyhow::Result<String> {
             Some("copying" | "checking") => {}
             _ => {
                 bar.finish_and_clear();
-                let why = output::text(&backup, "error");
+                let why = output::text_cell(&backup, "error");
                 bail!(CommandFailure::new(ExitReason::Other, format!("backup {name} failed: {why}")));
             }
         }
@@ -132,7 +132,7 @@ fn summary_of_manifest(to: &Path, manifest: &BackupManifest) -> String {
 fn summary(backup: &Value) -> String {
     let texts = |field: &str| backup[field].as_array().into_iter().flatten();
     let problems: Vec<String> = texts("problems").filter_map(|text| text.as_str()).map(str::to_owned).collect();
-    let (folder, taken_at) = (output::text(backup, "folder"), output::text(backup, "taken_at"));
+    let (folder, taken_at) = (output::text_cell(backup, "folder"), output::text_cell(backup, "taken_at"));
     describe_copy(&folder, backup["total_bytes"].as_u64().unwrap_or_default(), &taken_at, &backup["counts"], &problems)
 }
 

@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn what_is_broken_is_told_and_what_was_not_looked_at_too() {
         let mut lanes = CheckedPart::new("lanes", "the head is first");
-        (0..12).for_each(|n| lanes.found(format!("lane {n}")));
+        (0..12).for_each(|n| lanes.add_finding(format!("lane {n}")));
         let parts = vec![
             CheckedPart::new("pages", "they are readable"),
             CheckedPart::new("key", "it fits").not_checked("no key was given"),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
-use super::contexts_file::{ContextsFile, GatewayContext, LocalGateway, reachable, server_url};
+use super::contexts_file::{ContextsFile, GatewayContext, LocalGateway, reachable_address, server_url};
 use crate::store::durable_file::give_to_owner_of;
 
 /// Address of a gateway when nothing names another.
@@ -53,7 +53,7 @@ pub enum GatewaySource {
 
 impl GatewaySource {
     /// Says why, for people.
-    pub fn words(&self) -> String {
+    pub fn description(&self) -> String {
         match self {
             Self::Named => "--server or POSTHASTE_SERVER".to_owned(),
             Self::Folder => "./posthaste-data in this folder".to_owned(),
@@ -94,12 +94,12 @@ impl ChosenGateway {
             }
             (None, Some(_), _) => (server_of_folder(contexts, folder, listen), here, GatewaySource::Folder),
             (None, None, Some((name, context))) => {
-                let server = (parsed(&context.server), context.ca.clone());
+                let server = (parse_server(&context.server), context.ca.clone());
                 (server, context.token_file.clone(), GatewaySource::Context(name.to_owned()))
             }
             (None, None, None) => match listen {
                 Some(listen) => (server_and_ca(listen), None, GatewaySource::SettingsFile),
-                None => ((parsed(USUAL_SERVER), None), None, GatewaySource::Usual),
+                None => ((parse_server(USUAL_SERVER), None), None, GatewaySource::Usual),
             },
         };
         let token_file = token_file.map(Path::to_owned).or(token_found).unwrap_or_else(|| TOKEN_HERE.into());
@@ -120,8 +120,8 @@ fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<Local
     }
     let is_its = |context: &&GatewayContext| context.token_file.as_ref() == Some(&token);
     match contexts.contexts.values().find(is_its) {
-        Some(context) => (parsed(&context.server), context.ca.clone()),
-        None => (parsed(USUAL_SERVER), None),
+        Some(context) => (parse_server(&context.server), context.ca.clone()),
+        None => (parse_server(USUAL_SERVER), None),
     }
 }
 
@@ -129,13 +129,13 @@ fn server_of_folder(contexts: &ContextsFile, folder: &Path, listen: Option<Local
 /// anybody, and the token that is sent may be the user's own; a gateway that listens on
 /// another address is named by a flag or a context.
 fn is_of_this_machine(address: &SocketAddr) -> bool {
-    address.port() != 0 && reachable(*address).ip().is_loopback()
+    address.port() != 0 && reachable_address(*address).ip().is_loopback()
 }
 
 /// Returns how this machine reaches a gateway. Its own certificate is trusted, whatever
 /// name that has: the address is one of this machine.
 fn server_and_ca(gateway: LocalGateway) -> ServerAndCa {
-    (parsed(&gateway.url()), gateway.certificate)
+    (parse_server(&gateway.url()), gateway.certificate)
 }
 
 /// The file in a data directory that says where its gateway listens, and in a second
@@ -157,7 +157,7 @@ impl AddressFile {
         file.set_len(0).ok()?;
         let certificate = gateway.certificate.as_deref().map(std::path::absolute).transpose().ok()?;
         let certificate = certificate.map(|file| format!("{}\n", file.display())).unwrap_or_default();
-        file.write_all(format!("{}\n{certificate}", reachable(gateway.address)).as_bytes()).ok()?;
+        file.write_all(format!("{}\n{certificate}", reachable_address(gateway.address)).as_bytes()).ok()?;
         Some(Self { path, _locked: file })
     }
 
@@ -193,7 +193,7 @@ fn is_at(context: &GatewayContext, server: &Url) -> bool {
     server_url(&context.server).as_ref() == Ok(server)
 }
 
-fn parsed(server: &str) -> Url {
+fn parse_server(server: &str) -> Url {
     server_url(server).expect("a context is read only if its server is an address")
 }
 
@@ -224,7 +224,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("posthaste-data")).unwrap();
         std::fs::write(folder.path().join("posthaste-data/admin-token"), "pha_x").unwrap();
         let chosen = |server: Option<&str>, contexts: &ContextsFile, folder: &Path| {
-            let server = server.map(parsed);
+            let server = server.map(parse_server);
             let gateway = ChosenGateway::of(server.as_ref(), None, contexts, folder, None);
             (gateway.server.to_string(), gateway.token_file.display().to_string())
         };
@@ -273,7 +273,7 @@ mod tests {
     fn a_contexts_token_is_shown_to_its_own_server_alone() {
         let empty = tempfile::tempdir().unwrap();
         let token = |server: &str| {
-            ChosenGateway::of(Some(&parsed(server)), None, &contexts(), empty.path(), None)
+            ChosenGateway::of(Some(&parse_server(server)), None, &contexts(), empty.path(), None)
                 .token_file
                 .display()
                 .to_string()

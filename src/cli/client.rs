@@ -18,7 +18,7 @@ use super::advice::given_option;
 use super::chosen_gateway::{AddressFile, ChosenGateway, GatewaySource};
 use super::contexts_file::{ContextsFile, LocalGateway, server_url};
 use super::failure::{CommandFailure, ExitReason};
-use super::output::{OutputFormat, clean, parse};
+use super::output::{OutputFormat, escape_control_characters, parse};
 use super::request::JsonBody;
 use crate::api::auth::HOW_TO_SEND;
 use crate::lifecycle::deliver::tls::{self, TlsFault};
@@ -74,7 +74,7 @@ impl ClientArgs {
             .map_err(|_| anyhow!("the token from {token_from} has characters no header can carry; copy it again"))?;
         Ok(Client {
             format: self.output,
-            api: api.user_agent(agent).trust(trust(&gateway)?),
+            api: api.user_agent(agent).trust(read_trust(&gateway)?),
             server_from: gateway.from,
             tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
             is_tenant_named: self.tenant.is_some(),
@@ -95,7 +95,7 @@ impl ClientArgs {
         access
     }
 
-    /// Refuses a tenant that was named where none means anything.
+    /// Refuses `--tenant` for a command that has no tenant.
     pub fn refuse_tenant(&self, why: &str) -> anyhow::Result<()> {
         match given_option("tenant") {
             Some(tenant) => bail!(CommandFailure::usage(format!("--tenant {tenant} means nothing here: {why}"))),
@@ -127,7 +127,7 @@ impl ClientArgs {
 }
 
 /// Reads the certificates to trust for a gateway.
-pub fn trust(gateway: &ChosenGateway) -> anyhow::Result<Trust> {
+pub fn read_trust(gateway: &ChosenGateway) -> anyhow::Result<Trust> {
     let Some(file) = gateway.ca.as_deref().filter(|_| gateway.server.scheme() == "https") else {
         return Ok(Trust::default());
     };
@@ -164,7 +164,7 @@ impl Client {
     /// Turns to the tenant that the token is of, if it is of one.
     async fn enter_own_tenant(&mut self) -> anyhow::Result<()> {
         // A gateway of an older version does not have this route.
-        let Some(token) = self.find(self.url(&["token"])?).await? else { return Ok(()) };
+        let Some(token) = self.get_if_found(self.url(&["token"])?).await? else { return Ok(()) };
         if let Some(tenant) = parse(&token)?["tenant"].as_str() {
             self.tenant = tenant.to_owned();
             self.is_tenant_named = true;
@@ -202,7 +202,7 @@ impl Client {
 
     /// Makes a GET call; a 404 becomes none, unless something of the tenant was asked for and
     /// the tenant itself is missing.
-    pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
+    pub async fn get_if_found(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url.clone(), None).await? {
             (StatusCode::NOT_FOUND, text) if !self.is_in_tenant(&url) || !Self::is_tenant_missing(&text) => Ok(None),
             (status, text) if status.is_success() => Ok(Some(text)),
@@ -230,7 +230,7 @@ impl Client {
     async fn exchange(&self, method: Method, url: &Url, body: Option<Vec<u8>>) -> anyhow::Result<(StatusCode, String)> {
         match self.api.call(method, url, body).await {
             Ok(answer) => Ok((answer.status, answer.body)),
-            Err(problem) => bail!(CommandFailure::new(ExitReason::Unreachable, self.tell(problem))),
+            Err(problem) => bail!(CommandFailure::new(ExitReason::Unreachable, self.describe_failure(problem))),
         }
     }
 
@@ -240,11 +240,11 @@ impl Client {
         let url = self.url(path)?;
         let late = || anyhow!("no answer from {} within {}", self.api.server(), Span(timeout));
         let answer = tokio::time::timeout(timeout, self.api.call(Method::POST, &url, Some(body))).await;
-        answer.map_err(|_| late())?.map_err(|problem| anyhow!(self.tell(problem)))
+        answer.map_err(|_| late())?.map_err(|problem| anyhow!(self.describe_failure(problem)))
     }
 
     /// Says why there is no answer, and what can be done at the command line.
-    fn tell(&self, problem: Error) -> String {
+    fn describe_failure(&self, problem: Error) -> String {
         let server = self.api.server();
         match problem {
             Error::Unreachable { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused => format!(
@@ -266,7 +266,7 @@ impl Client {
                 format!("{} answered {status} without an explanation; is it a posthaste gateway?", self.api.server());
             return CommandFailure::new(reason, sentence).into();
         };
-        let mut told = sentence(&problem);
+        let mut told = problem_sentence(&problem);
         if status == StatusCode::UNAUTHORIZED {
             // The gateway's message names headers, which nobody types here.
             let known = told.strip_suffix(HOW_TO_SEND).unwrap_or(&told);
@@ -280,7 +280,7 @@ impl Client {
         } else if status == StatusCode::NOT_FOUND && Self::is_tenant_missing(body) && !self.has_issued_token {
             told.push_str("; `posthaste tenants list` shows those there are");
         }
-        CommandFailure::answered(status, told, body).into()
+        CommandFailure::of_answer(status, told, body).into()
     }
 
     /// Whether a URL names something of the tenant, not the tenant itself.
@@ -304,7 +304,7 @@ struct NotFoundProblem {
 /// Says why a call failed; a failure of TLS in the words of an attempt's.
 pub fn describe_error(problem: &Error) -> String {
     let Error::Tls { server, source } = problem else { return problem.to_string() };
-    let why = match tls::fault(source) {
+    let why = match tls::tls_fault(source) {
         Some(TlsFault::NotTls(fault)) => format!("{fault}; if it is plain http, write http:// instead of https://"),
         Some(TlsFault::UnknownIssuer(fault)) => {
             format!("{fault}; name the certificate of the authority, or the gateway's own, with --ca")
@@ -324,7 +324,7 @@ pub async fn fetch_link(link: &str) -> anyhow::Result<Bytes> {
     match answer.status() {
         StatusCode::OK => Ok(answer.into_body()),
         status => match serde_json::from_slice::<Problem>(answer.body()) {
-            Ok(problem) => bail!("{status}: {}", sentence(&problem)),
+            Ok(problem) => bail!("{status}: {}", problem_sentence(&problem)),
             Err(_) => bail!("it was answered {status}"),
         },
     }
@@ -332,30 +332,33 @@ pub async fn fetch_link(link: &str) -> anyhow::Result<Bytes> {
 
 /// Returns the detail of a problem, and the fields at fault that it does not contain
 /// already.
-fn sentence(problem: &Problem) -> String {
+fn problem_sentence(problem: &Problem) -> String {
     if let [field] = problem.errors.as_slice()
         && field.detail == problem.detail
     {
-        let place = place(&field.pointer);
+        let place = fault_location(&field.pointer);
         let place = if place.is_empty() { place } else { format!(" (at {place})") };
-        return clean(&format!("{}{place}", problem.detail));
+        return escape_control_characters(&format!("{}{place}", problem.detail));
     }
     // The gateway joins the fields' sentences; here each gets a line of its own.
     let is_joined =
         problem.errors.len() > 1 && problem.errors.iter().all(|field| problem.detail.contains(&field.detail));
-    let mut sentence =
-        if is_joined { format!("{} fields are refused:", problem.errors.len()) } else { clean(&problem.detail) };
+    let mut sentence = if is_joined {
+        format!("{} fields are refused:", problem.errors.len())
+    } else {
+        escape_control_characters(&problem.detail)
+    };
     for field in &problem.errors {
-        let place = place(&field.pointer);
+        let place = fault_location(&field.pointer);
         let place = if place.is_empty() { place } else { format!("{place}: ") };
-        sentence.push_str(&format!("\n  {}", clean(&format!("{place}{}", field.detail))));
+        sentence.push_str(&format!("\n  {}", escape_control_characters(&format!("{place}{}", field.detail))));
     }
     sentence
 }
 
 /// Returns where a fault is, in the words of the command line: `--retry, backoff.max`
 /// for `/retry/backoff/max`. What has no option of its own is a word of the command.
-fn place(pointer: &str) -> String {
+fn fault_location(pointer: &str) -> String {
     let Some(fields) = pointer.strip_prefix('/') else {
         return pointer.strip_prefix('?').map(|name| option_of(name).unwrap_or_default()).unwrap_or_default();
     };
@@ -406,12 +409,12 @@ mod tests {
             ("?since", "--since"),
             ("", ""),
         ] {
-            assert_eq!(place(pointer), told, "{pointer}");
+            assert_eq!(fault_location(pointer), told, "{pointer}");
         }
     }
 
     fn sentence_of(json: &str) -> String {
-        sentence(&serde_json::from_str(json).unwrap())
+        problem_sentence(&serde_json::from_str(json).unwrap())
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
     let url = client.url(&["cluster"])?;
     let body = client.get(url).await?;
     match client.format {
-        OutputFormat::Json => output::print(&output::pretty(&body)),
+        OutputFormat::Json => output::print(&output::format_json(&body)),
         OutputFormat::Table => output::print(&render(&output::parse(&body)?, Screen::of_stdout())),
     }
 }
@@ -39,26 +39,26 @@ fn render(cluster: &Value, screen: Screen) -> String {
         let lease = match node["lease_ms"].as_i64() {
             None => "-".to_owned(),
             Some(left) if left < 0 => "ended".to_owned(),
-            Some(left) => seconds(left.unsigned_abs()),
+            Some(left) => render_seconds(left.unsigned_abs()),
         };
         let name = match node["self"].as_bool() {
-            Some(true) => format!("{} (this one)", output::text(node, "name")),
-            _ => output::text(node, "name"),
+            Some(true) => format!("{} (this one)", output::text_cell(node, "name")),
+            _ => output::text_cell(node, "name"),
         };
         vec![
-            output::text(node, "id"),
+            output::text_cell(node, "id"),
             name,
-            output::text(node, "shards"),
+            output::text_cell(node, "shards"),
             lease,
-            seconds(lag_of(node)),
-            seconds(held_of(node)),
+            render_seconds(lag_of(node)),
+            render_seconds(held_of(node)),
         ]
     };
     let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
     let table = Table::new(&["node", "name", "shards", "lease", "lag", "held"], rows).render(screen);
     let summary = summary(nodes.len(), shards);
     let lines: Vec<String> = match screen.width {
-        Some(_) => summary.lines().map(|line| output::wrapped(line, "")).collect(),
+        Some(_) => summary.lines().map(|line| output::wrap_text(line, "")).collect(),
         None => vec![summary],
     };
     format!("{table}\n\n{}", lines.join("\n"))
@@ -68,17 +68,17 @@ fn summary(nodes: usize, shards: &[Value]) -> String {
     let unowned: Vec<&Value> = shards.iter().filter(|shard| shard["node"].is_null()).collect();
     let epoch = shards.iter().filter_map(|shard| shard["epoch"].as_u64()).max().unwrap_or(0);
     let max_lag = |shards: &mut dyn Iterator<Item = &Value>| shards.filter_map(|shard| shard["lag_ms"].as_u64()).max();
-    let late = seconds(max_lag(&mut shards.iter()).unwrap_or(0));
+    let late = render_seconds(max_lag(&mut shards.iter()).unwrap_or(0));
     let mut text = format!(
         "{} shards on {nodes} {}, epoch {epoch} at most; the oldest that could go has waited for {late}.",
         shards.len(),
         if nodes == 1 { "node" } else { "nodes" },
     );
     if let Some((by, held)) = longest_held(shards) {
-        text.push_str(&format!("\nWhat is held back has been due for up to {} ({by}).", seconds(held)));
+        text.push_str(&format!("\nWhat is held back has been due for up to {} ({by}).", render_seconds(held)));
     }
     if !unowned.is_empty() {
-        let late = seconds(max_lag(&mut unowned.iter().copied()).unwrap_or(0));
+        let late = render_seconds(max_lag(&mut unowned.iter().copied()).unwrap_or(0));
         text.push_str(&format!(
             "\n{} {} nobody's, and what is due there waits ({late}): a node takes it within a moment, or once the lease of its last owner has ended.",
             unowned.len(),
@@ -95,7 +95,7 @@ fn longest_held(shards: &[Value]) -> Option<(String, u64)> {
     held.filter(|(_, millis)| *millis > 0).max_by_key(|(_, millis)| *millis)
 }
 
-fn seconds(millis: u64) -> String {
+fn render_seconds(millis: u64) -> String {
     match millis {
         0..10_000 => format!("{}.{}s", millis / 1_000, millis % 1_000 / 100),
         _ => format!("{}s", millis / 1_000),

@@ -34,11 +34,11 @@ pub struct ConfigArgs {
 pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     args.access.refuse_tenant("settings are those of the whole gateway; leave it out")?;
     if args.reference {
-        print!("{}", reference());
+        print!("{}", reference_page());
         return Ok(());
     }
     if args.example {
-        return output::print(&example(args.given)?);
+        return output::print(&example_file(args.given)?);
     }
     if args.of_gateway {
         refuse_given_settings()?;
@@ -48,13 +48,13 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     let (settings, shown) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
     if args.access.output == OutputFormat::Json {
-        return output::print(&output::pretty(
+        return output::print(&output::format_json(
             &serde_json::json!({"of": "a gateway started here", "data": shown, "next": null}).to_string(),
         ));
     }
     let title = "What `posthaste serve` would have if it were started here; --of-gateway shows what a running one has.";
     let rows = shown.iter().map(|setting| (setting.name.as_str(), setting.value.as_str(), setting.origin.as_str()));
-    output::print(&lines(title, rows))
+    output::print(&render_settings(title, rows))
 }
 
 async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
@@ -63,7 +63,7 @@ async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
     if client.format == OutputFormat::Json {
         let of = serde_json::Value::from(access.gateway()?.server.as_str().trim_end_matches('/'));
         let fields = body.trim_start().trim_start_matches('{');
-        return output::print(&output::pretty(&format!(r#"{{"of":{of},{fields}"#)));
+        return output::print(&output::format_json(&format!(r#"{{"of":{of},{fields}"#)));
     }
     let page = output::parse(&body)?;
     let part = |setting: &'_ serde_json::Value, name: &str| setting[name].as_str().unwrap_or_default().to_owned();
@@ -72,7 +72,7 @@ async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
         .map(|setting| ["name", "value", "origin"].map(|name| part(setting, name)))
         .collect();
     let title = format!("In force at {}.", access.gateway()?.server.as_str().trim_end_matches('/'));
-    output::print(&lines(
+    output::print(&render_settings(
         &title,
         rows.iter().map(|[name, value, origin]| (name.as_str(), value.as_str(), origin.as_str())),
     ))
@@ -90,19 +90,23 @@ fn refuse_given_settings() -> anyhow::Result<()> {
 }
 
 /// Renders settings as a settings file: each with where it came from as a comment.
-fn lines<'a>(title: &str, settings: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> String {
+fn render_settings<'a>(title: &str, settings: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> String {
     let settings = settings.map(|(name, value, origin)| {
         let line = format!("{name} = {value:?}");
         // A value cannot be broken, but where it came from can be above it.
         let is_long = line.chars().count() + origin.chars().count() + 4 > output::WIDTH;
         if is_long { format!("# {origin}:\n{line}") } else { format!("{line}  # {origin}") }
     });
-    [output::wrapped(title, "# ").replace("\n#   ", "\n# ")].into_iter().chain(settings).collect::<Vec<_>>().join("\n")
+    [output::wrap_text(title, "# ").replace("\n#   ", "\n# ")]
+        .into_iter()
+        .chain(settings)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Returns a settings file in which every setting stands with its meaning. Those that
 /// were given as flags are set; the others are commented out, with their default.
-fn example(given: PartialSettings) -> anyhow::Result<String> {
+fn example_file(given: PartialSettings) -> anyhow::Result<String> {
     let (settings, shown) = Settings::in_force(given, PartialSettings::default(), config::is_flag_given);
     settings.check()?;
     let mut file = format!(
@@ -115,7 +119,7 @@ fn example(given: PartialSettings) -> anyhow::Result<String> {
     for (setting, in_force) in config::reference().iter().zip(shown) {
         let is_given = in_force.origin == SettingOrigin::Flag;
         let (mark, value) = if is_given { ("", &in_force.value) } else { ("#", &setting.default) };
-        let meaning = output::wrapped(&without_links(setting.sentences), "# ").replace("\n#   ", "\n# ");
+        let meaning = output::wrap_text(&without_links(setting.sentences), "# ").replace("\n#   ", "\n# ");
         file.push_str(&format!("\n{meaning}\n{mark}{} = {value:?}\n", in_force.name));
     }
     Ok(file.trim_end().to_owned())
@@ -134,7 +138,7 @@ fn without_links(text: &str) -> String {
 }
 
 /// Returns the reference page, which is `docs/settings.md` word for word.
-pub fn reference() -> String {
+pub fn reference_page() -> String {
     let mut page = String::from(
         "# Settings\n\n\
          A setting comes from a flag of `posthaste serve`, else from the environment, else from\n\
@@ -161,14 +165,15 @@ mod tests {
 
     #[test]
     fn the_example_is_a_file_that_changes_nothing_until_it_is_edited() {
-        let file = example(PartialSettings::default()).unwrap();
+        let file = example_file(PartialSettings::default()).unwrap();
         assert!(file.lines().all(|line| line.is_empty() || line.starts_with('#')), "{file}");
         let all: String = file.lines().filter_map(|line| line.strip_prefix('#')).fold(String::new(), |all, line| {
             let is_setting = line.starts_with(|c: char| c.is_ascii_lowercase());
             if is_setting { all + line + "\n" } else { all }
         });
         let read: PartialSettings = toml::from_str(&all).unwrap();
-        let shown = |settings: PartialSettings| Settings::resolve(settings, PartialSettings::default()).shown();
+        let shown =
+            |settings: PartialSettings| Settings::resolve(settings, PartialSettings::default()).values_for_display();
         assert_eq!(all.lines().count(), config::reference().len());
         assert_eq!(shown(read), shown(PartialSettings::default()), "what is commented out is the default");
         assert!(!file.contains("]("), "no links to pages that are not there");

@@ -18,7 +18,7 @@ pub struct ConfirmArgs {
 impl ConfirmArgs {
     /// Says what will happen, and asks whether it shall. Where nobody can answer, only
     /// `--yes` does.
-    pub fn ask(&self, what: &str) -> anyhow::Result<()> {
+    pub fn confirm(&self, what: &str) -> anyhow::Result<()> {
         if self.yes {
             return Ok(());
         }
@@ -27,7 +27,7 @@ impl ConfirmArgs {
             bail!(CommandFailure::usage(format!("{what}; repeat this with --yes to do it")));
         }
         let mut answer = String::new();
-        let question = Screen::of_stderr().fit(&format!("{what}. Do it? [y/N]"));
+        let question = Screen::of_stderr().break_lines(&format!("{what}. Do it? [y/N]"));
         write!(output, "{question} ").context("cannot ask whether to do it; repeat this with --yes")?;
         output.flush().and_then(|()| input.lock().read_line(&mut answer)).context("cannot read the answer")?;
         match answer.trim().to_ascii_lowercase().as_str() {
@@ -38,15 +38,15 @@ impl ConfirmArgs {
 }
 
 /// Renders a number of things, such as `1 endpoint` and `2 endpoints`.
-pub fn counted(number: u64, one: &str, many: &str) -> String {
+pub fn count_with_noun(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
 /// Renders what happens to the deliveries that wait, if it is known how many there are.
-pub fn cancelled(waiting: Option<u64>) -> String {
+pub fn cancelled_words(waiting: Option<u64>) -> String {
     match waiting {
         None => "every waiting delivery".to_owned(),
         Some(0) => "no delivery".to_owned(),
-        Some(waiting) => counted(waiting, "waiting delivery", "waiting deliveries"),
+        Some(waiting) => count_with_noun(waiting, "waiting delivery", "waiting deliveries"),
     }
 }

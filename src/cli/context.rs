@@ -43,9 +43,9 @@ enum ContextAction {
 
 const COLUMNS: &[Column] = &[
     ("in use", |row, _| if row["in_use"] == true { "*".to_owned() } else { String::new() }),
-    ("name", |row, _| output::text(row, "name")),
-    ("server", |row, _| output::text(row, "server")),
-    ("token file", |row, _| output::text(row, "token_file")),
+    ("name", |row, _| output::text_cell(row, "name")),
+    ("server", |row, _| output::text_cell(row, "server")),
+    ("token file", |row, _| output::text_cell(row, "token_file")),
 ];
 
 /// Shows or changes the contexts.
@@ -57,10 +57,10 @@ pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
         None | Some(ContextAction::Show) => return show(&args.access),
         Some(ContextAction::List) => {
             let body = json!({"data": list(&file), "next": null});
-            return output::list(format, &body.to_string(), "contexts", COLUMNS);
+            return output::print_list(format, &body.to_string(), "contexts", COLUMNS);
         }
         Some(ContextAction::Use { name }) => {
-            ensure!(file.contexts.contains_key(&name), CommandFailure::usage(unknown(&file, &name)));
+            ensure!(file.contexts.contains_key(&name), CommandFailure::usage(unknown_context(&file, &name)));
             file.current = Some(name);
         }
         Some(ContextAction::Set { name }) => {
@@ -77,14 +77,16 @@ pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
             file.current = Some(name);
         }
         Some(ContextAction::Remove { name }) => {
-            ensure!(file.contexts.remove(&name).is_some(), CommandFailure::usage(unknown(&file, &name)));
+            ensure!(file.contexts.remove(&name).is_some(), CommandFailure::usage(unknown_context(&file, &name)));
             file.current = file.current.filter(|current| *current != name);
         }
     }
     file.write()?;
     let in_use = file.in_use().map_or("none".to_owned(), |(name, context)| format!("{name} ({})", context.server));
     match format {
-        OutputFormat::Json => output::print(&output::pretty(&json!({ "data": list(&file), "next": null }).to_string())),
+        OutputFormat::Json => {
+            output::print(&output::format_json(&json!({ "data": list(&file), "next": null }).to_string()))
+        }
         OutputFormat::Table => output::print(&format!("context in use: {in_use}")),
     }
 }
@@ -98,12 +100,12 @@ fn show(access: &ClientArgs) -> anyhow::Result<()> {
     };
     let body = json!({
         "server": gateway.server.as_str().trim_end_matches('/'),
-        "because_of": gateway.from.words(),
+        "because_of": gateway.from.description(),
         "token_from": token_from,
         "ca": gateway.ca,
         "contexts_file": ContextsFile::path().map(|path| path.display().to_string()),
     });
-    output::record(access.output, &body.to_string())
+    output::print_record(access.output, &body.to_string())
 }
 
 fn list(file: &ContextsFile) -> Vec<Value> {
@@ -114,7 +116,7 @@ fn list(file: &ContextsFile) -> Vec<Value> {
     file.contexts.iter().map(row).collect()
 }
 
-fn unknown(file: &ContextsFile, name: &str) -> String {
+fn unknown_context(file: &ContextsFile, name: &str) -> String {
     let names: Vec<&str> = file.contexts.keys().map(String::as_str).collect();
     match names.as_slice() {
         [] => {

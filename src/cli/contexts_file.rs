@@ -54,7 +54,7 @@ impl LocalGateway {
     /// Returns the URL at which this machine reaches it.
     pub fn url(&self) -> String {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
-        format!("{scheme}://{}", reachable(self.address))
+        format!("{scheme}://{}", reachable_address(self.address))
     }
 }
 
@@ -168,7 +168,7 @@ fn is_local(name: &str) -> bool {
 }
 
 /// Returns the address at which this machine reaches a listener.
-pub fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable_address(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

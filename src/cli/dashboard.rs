@@ -37,12 +37,12 @@ enum DashboardAction {
 }
 
 const SESSION_COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("name", |row, _| output::text(row, "name")),
-    ("rights", |row, _| output::text(row, "rights")),
-    ("signed in at", |row, now| output::time(row, "signed_in_at", now)),
-    ("last used at", |row, now| output::time(row, "last_used_at", now)),
-    ("ends at", |row, now| output::time(row, "ends_at", now)),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("name", |row, _| output::text_cell(row, "name")),
+    ("rights", |row, _| output::text_cell(row, "rights")),
+    ("signed in at", |row, now| output::instant_cell(row, "signed_in_at", now)),
+    ("last used at", |row, now| output::instant_cell(row, "last_used_at", now)),
+    ("ends at", |row, now| output::instant_cell(row, "ends_at", now)),
 ];
 
 /// Makes the link and prints it, or shows and ends sessions.
@@ -56,14 +56,14 @@ pub async fn run(args: DashboardArgs) -> anyhow::Result<()> {
     let url = client.url(&["sign-in-links"])?;
     let answer = client.post(url, None).await?;
     if client.format == OutputFormat::Json {
-        return output::print(&output::pretty(&answer));
+        return output::print(&output::format_json(&answer));
     }
     let link: Value = output::parse(&answer)?;
-    let address = output::text(&link, "url");
+    let address = output::text_cell(&link, "url");
     output::print(&address)?;
-    let is_opened = !args.no_open && open(&address);
+    let is_opened = !args.no_open && open_in_browser(&address);
     let what = if is_opened { "opened in your browser; " } else { "" };
-    output::done(client.format, &format!("{what}the link signs one person in, once, within two minutes"))
+    output::print_sentence(client.format, &format!("{what}the link signs one person in, once, within two minutes"))
 }
 
 async fn run_action(client: &mut Client, action: DashboardAction) -> anyhow::Result<()> {
@@ -71,24 +71,24 @@ async fn run_action(client: &mut Client, action: DashboardAction) -> anyhow::Res
     match action {
         DashboardAction::Sessions(page) => {
             let mut url = client.url(&["sessions"])?;
-            page.ask(&mut url);
-            output::list(format, &client.get(url).await?, "sessions", SESSION_COLUMNS)
+            page.add_to_query(&mut url);
+            output::print_list(format, &client.get(url).await?, "sessions", SESSION_COLUMNS)
         }
         DashboardAction::Revoke { id } => {
             let url = client.url(&["sessions", &id])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("revoked {id}"))
+            output::print_sentence(format, &format!("revoked {id}"))
         }
         DashboardAction::RevokeAll => {
             let url = client.url(&["sessions"])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, "everybody is signed out of the dashboard")
+            output::print_sentence(format, "everybody is signed out of the dashboard")
         }
     }
 }
 
 /// Opens an address in the browser of this machine, if there seems to be one.
-fn open(address: &str) -> bool {
+fn open_in_browser(address: &str) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let opener = match std::env::consts::OS {
         "macos" => "open",

@@ -4,23 +4,23 @@ use std::fmt::Write;
 
 use clap::Subcommand;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::advice;
 use super::client::{Client, ClientArgs};
-use super::deliveries::{self, answer};
+use super::deliveries::{self, answer_cell};
 use super::explain;
 use super::failure::{CommandFailure, ExitReason};
 use super::find;
 use super::jobs::{JobChoice, JobRunArgs, NewJobArgs};
-use super::output::{self, Column, OutputFormat, clean, text};
-use super::request::{TimeRangeArgs, ask, ask_filter, check_order, past_time};
+use super::output::{self, Column, OutputFormat, escape_control_characters, text_cell};
+use super::request::{PageArgs, add_filters, as_past_time, ask_filter, check_order, past_time};
 use super::screen::Screen;
 use super::table::Table;
 use crate::model::dead_letter_group::{GroupField, GroupFilter};
 use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::job::JobKind;
+use crate::model::job::{JobFilter, JobKind};
 use crate::model::named_enum::{NamedEnum, parser};
 
 /// What to do with dead letters.
@@ -81,7 +81,7 @@ struct DeadJobArgs {
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersGroups {
-    /// Those of every tenant; this needs the admin token.
+    /// Show the dead letters of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -97,15 +97,20 @@ struct DeadLettersGroups {
     limit: Option<u32>,
 }
 
+// `--since` and `--until` are times of death here, and the state is known.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("state", |option| option.hide(true)))]
+#[command(mut_arg("finished_since", |option| option.hide(true)), mut_arg("finished_until", |option| option.hide(true)))]
+#[command(mut_arg("since", |option| as_past_time(option.help("Dead from this time on"))))]
+#[command(mut_arg("until", |option| as_past_time(option.help("Dead before this time"))))]
 struct DeadLettersList {
-    /// Those of every tenant; this needs the admin token.
+    /// Show the dead letters of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
     filter: DeliveryFilter,
     #[command(flatten)]
-    died: TimeRangeArgs,
+    page: PageArgs,
 }
 
 /// Runs the action and prints the gateway's answer.
@@ -117,9 +122,9 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
             let path = ["dead-letters"];
             let mut url = if list.all { client.url(&path)? } else { client.tenant_url(&path)? };
             let columns = deliveries::columns(list.all);
-            list.died.check()?;
+            check_order("--since", list.filter.since, "--until", list.filter.until)?;
             list.add_to(&mut url);
-            output::list(format, &client.get(url).await?, "dead letters", &columns)
+            output::print_list(format, &client.get(url).await?, "dead letters", &columns)
         }
         DeadLettersAction::Groups(groups) => groups.print(&mut client).await,
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
@@ -134,29 +139,28 @@ impl DeadLettersChange {
         let Some(id) = self.id else {
             let DeadJobArgs { cause, since, until, even_overtaken } = self.dead;
             check_order("--since", since, "--until", until)?;
-            let filter =
-                vec![("cause", json!(cause)), ("finished_since", json!(since)), ("finished_until", json!(until))];
+            let filter = JobFilter { cause, finished_since: since, finished_until: until, ..JobFilter::default() };
             return self.many.start(client, JobChoice { kind, filter, even_overtaken }, self.run).await;
         };
         let url = client.tenant_url(&["dead-letters", &id, kind.as_str()])?;
-        output::record(client.format, &client.post(url, None).await?)
+        output::print_record(client.format, &client.post(url, None).await?)
     }
 }
 
 /// Columns of the groups, each with the field that they must be grouped by to be
 /// shown.
 const GROUP_COLUMNS: &[(GroupField, Column)] = &[
-    (GroupField::Tenant, ("tenant", |row, _| output::text(row, "tenant"))),
-    (GroupField::Endpoint, ("endpoint", |row, _| output::text(row, "endpoint"))),
-    (GroupField::Cause, ("cause", |row, _| output::text(row, "cause"))),
-    (GroupField::Status, ("last answer", |row, _| output::text(row, "answer"))),
-    (GroupField::Day, ("day", |row, _| output::text(row, "day"))),
+    (GroupField::Tenant, ("tenant", |row, _| output::text_cell(row, "tenant"))),
+    (GroupField::Endpoint, ("endpoint", |row, _| output::text_cell(row, "endpoint"))),
+    (GroupField::Cause, ("cause", |row, _| output::text_cell(row, "cause"))),
+    (GroupField::Status, ("last answer", |row, _| output::text_cell(row, "answer"))),
+    (GroupField::Day, ("day", |row, _| output::text_cell(row, "day"))),
 ];
 
 const COUNT_COLUMNS: &[Column] = &[
-    ("count", |row, _| output::text(row, "count")),
-    ("first died", |row, now| output::time(row, "oldest_at", now)),
-    ("last died", |row, now| output::time(row, "newest_at", now)),
+    ("count", |row, _| output::text_cell(row, "count")),
+    ("first died", |row, now| output::instant_cell(row, "oldest_at", now)),
+    ("last died", |row, now| output::instant_cell(row, "newest_at", now)),
 ];
 
 impl DeadLettersGroups {
@@ -167,13 +171,13 @@ impl DeadLettersGroups {
         let by = self.filter.by.clone().unwrap_or_default();
         let by = if self.all && self.filter.by.is_none() { by.with_tenant() } else { by };
         ask_filter(&mut url, &GroupFilter { finished_since: self.since, finished_until: self.until, ..self.filter });
-        ask(&mut url, &[("limit", self.limit.map(|limit| limit.to_string()).as_deref())]);
+        add_filters(&mut url, &[("limit", self.limit.map(|limit| limit.to_string()).as_deref())]);
         let body = client.get(url).await?;
         let by_fields = GROUP_COLUMNS.iter().filter(|(field, _)| by.has(*field)).map(|(_, column)| *column);
         let columns: Vec<Column> = by_fields.chain(COUNT_COLUMNS.iter().copied()).collect();
-        output::list(client.format, &body, "dead letters", &columns)?;
+        output::print_list(client.format, &body, "dead letters", &columns)?;
         match total_line(&output::parse(&body)?) {
-            Some(line) => output::done(client.format, &line),
+            Some(line) => output::print_sentence(client.format, &line),
             None => Ok(()),
         }
     }
@@ -184,35 +188,42 @@ fn total_line(groups: &Value) -> Option<String> {
     let (total, shown) = (&groups["total"], output::items(groups).len() as u64);
     let in_all = total["groups"].as_u64().filter(|groups| *groups > 1)?;
     let more = if in_all > shown { format!("; the {shown} largest are shown") } else { String::new() };
-    Some(format!("{} dead letters in {in_all} groups{more}", text(total, "count")))
+    Some(format!("{} dead letters in {in_all} groups{more}", text_cell(total, "count")))
 }
 
 impl DeadLettersList {
     /// Adds the filter and the page to a list's URL.
     fn add_to(self, url: &mut url::Url) {
-        let TimeRangeArgs { since, until, page } = self.died;
-        ask_filter(url, &DeliveryFilter { finished_since: since, finished_until: until, ..self.filter });
-        page.ask(url);
+        let DeliveryFilter { since, until, finished_since, finished_until, .. } = self.filter;
+        let filter = DeliveryFilter {
+            since: None,
+            until: None,
+            finished_since: since.or(finished_since),
+            finished_until: until.or(finished_until),
+            ..self.filter
+        };
+        ask_filter(url, &filter);
+        self.page.add_to_query(url);
     }
 }
 
 async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let delivery = find::get(client, "delivery", &["deliveries", id]).await?;
-    let state = text(&output::parse(&delivery)?, "state");
+    let delivery = find::get_of_tenant(client, "delivery", &["deliveries", id]).await?;
+    let state = text_cell(&output::parse(&delivery)?, "state");
     if state != DeliveryState::Dead.as_str() {
-        let explain = advice::command(&client.tenant, "explain", id);
+        let explain = advice::tenant_command(&client.tenant, "explain", id);
         let sentence = format!("delivery {id} is {state} and not a dead letter; `{explain}` explains it");
         anyhow::bail!(CommandFailure::new(ExitReason::Refused, sentence));
     }
     let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;
     let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
     match client.format {
-        OutputFormat::Json => output::print(&output::pretty(&format!(
+        OutputFormat::Json => output::print(&output::format_json(&format!(
             r#"{{"delivery":{delivery},"explanation":{explanation},"attempts":{attempts}}}"#
         ))),
         OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
-            let all = advice::command(&client.tenant, "deliveries attempts", id);
+            let all = advice::tenant_command(&client.tenant, "deliveries attempts", id);
             output::print(&dead_letter_lines(
                 &output::parse(&explanation)?,
                 output::items(&attempts),
@@ -263,10 +274,10 @@ fn attempt_lines(out: &mut String, attempts: &[Value], all: &str, screen: Screen
 fn attempt_row(attempt: &Value) -> Vec<String> {
     let started = attempt["started_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
     vec![
-        format!("attempt {}", text(attempt, "number")),
+        format!("attempt {}", text_cell(attempt, "number")),
         started.map_or_else(|| "-".to_owned(), |at| format!("{at:.0}")),
-        format!("{} after {} ms", answer(attempt), text(attempt, "duration_ms")),
-        format!("{} by rule {}", text(attempt, "verdict"), text(&attempt["decision"], "rule")),
+        format!("{} after {} ms", answer_cell(attempt), text_cell(attempt, "duration_ms")),
+        format!("{} by rule {}", text_cell(attempt, "verdict"), text_cell(&attempt["decision"], "rule")),
     ]
 }
 
@@ -274,7 +285,7 @@ fn attempt_row(attempt: &Value) -> Vec<String> {
 fn last_answer_lines(out: &mut String, last: &Value) {
     if let Some(body) = last["response_body"].as_str().map(str::trim_end).filter(|body| !body.is_empty()) {
         let more = if last["truncated"] == true { " …" } else { "" };
-        let _ = writeln!(out, "\nThe last answer said: {}{more}", clean(body));
+        let _ = writeln!(out, "\nThe last answer said: {}{more}", escape_control_characters(body));
     }
 }
 

@@ -3,16 +3,16 @@
 
 use clap::Subcommand;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::client::{Client, ClientArgs};
 use super::find;
 use super::jobs::{JobChoice, JobRunArgs, NewJobArgs};
 use super::output::{self, Column};
-use super::request::{TimeRangeArgs, ask_filter, check_order, past_time};
+use super::request::{PageArgs, as_past_time, ask_filter, check_order, past_time};
 use crate::model::delivery::DeliveryState;
 use crate::model::delivery_filter::DeliveryFilter;
-use crate::model::job::JobKind;
+use crate::model::job::{JobFilter, JobKind};
 use crate::model::named_enum::{NamedEnum, parser};
 
 /// What to do with deliveries.
@@ -103,51 +103,51 @@ struct FinishedJobArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(mut_args(past_times))]
 struct DeliveriesList {
-    /// Those of every tenant; this needs the admin token.
+    /// Show the deliveries of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
-    /// In this state.
-    #[arg(long, value_parser = parser::<DeliveryState>())]
-    state: Option<DeliveryState>,
     #[command(flatten)]
     filter: DeliveryFilter,
-    /// Delivered, dead or cancelled from this time on, the latest first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    finished_since: Option<Timestamp>,
-    /// Delivered, dead or cancelled before this time, the latest first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past_time)]
-    finished_until: Option<Timestamp>,
     #[command(flatten)]
-    window: TimeRangeArgs,
+    page: PageArgs,
+}
+
+/// Lets the times of a list be spans before now.
+fn past_times(option: clap::Arg) -> clap::Arg {
+    match option.get_id().as_str() {
+        "since" | "until" | "finished_since" | "finished_until" => as_past_time(option),
+        _ => option,
+    }
 }
 
 /// Columns of a list of deliveries.
 pub const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("event type", |row, _| output::text(row, "event_type")),
-    ("endpoint", |row, _| output::text(row, "endpoint_id")),
-    ("lane", |row, _| lane(row)),
-    ("state", |row, _| state(row)),
-    ("attempts", |row, _| output::text(row, "attempts")),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("event type", |row, _| output::text_cell(row, "event_type")),
+    ("endpoint", |row, _| output::text_cell(row, "endpoint_id")),
+    ("lane", |row, _| lane_cell(row)),
+    ("state", |row, _| state_cell(row)),
+    ("attempts", |row, _| output::text_cell(row, "attempts")),
     ("last answer", |row, _| last_answer(row)),
     ("next or finished", next_or_finished),
 ];
 
 /// Returns the columns of a list, with the tenant where it is of all tenants.
 pub fn columns(is_of_all: bool) -> Vec<Column> {
-    let tenant: Column = ("tenant", |row, _| output::text(row, "tenant"));
+    let tenant: Column = ("tenant", |row, _| output::text_cell(row, "tenant"));
     is_of_all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect()
 }
 
 const ATTEMPT_COLUMNS: &[Column] = &[
-    ("no", |row, _| output::text(row, "number")),
-    ("started at", |row, now| output::time(row, "started_at", now)),
-    ("took", |row, _| format!("{} ms", output::text(row, "duration_ms"))),
-    ("answer", |row, _| answer(row)),
-    ("verdict", |row, _| output::text(row, "verdict")),
-    ("rule", |row, _| output::text(&row["decision"], "rule")),
-    ("next attempt", |row, now| output::time(&row["decision"], "next_attempt_at", now)),
+    ("no", |row, _| output::text_cell(row, "number")),
+    ("started at", |row, now| output::instant_cell(row, "started_at", now)),
+    ("took", |row, _| format!("{} ms", output::text_cell(row, "duration_ms"))),
+    ("answer", |row, _| answer_cell(row)),
+    ("verdict", |row, _| output::text_cell(row, "verdict")),
+    ("rule", |row, _| output::text_cell(&row["decision"], "rule")),
+    ("next attempt", |row, now| output::instant_cell(&row["decision"], "next_attempt_at", now)),
 ];
 
 /// Runs the action and prints the gateway's answer.
@@ -159,15 +159,15 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
             let mut url = if list.all { client.url(&["deliveries"])? } else { client.tenant_url(&["deliveries"])? };
             let columns = columns(list.all);
             list.add_to(&mut url)?;
-            output::list(format, &client.get(url).await?, "deliveries", &columns)
+            output::print_list(format, &client.get(url).await?, "deliveries", &columns)
         }
         DeliveriesAction::Get { id } => {
-            let body = find::get(&mut client, "delivery", &["deliveries", &id]).await?;
-            output::record(format, &body)
+            let body = find::get_of_tenant(&mut client, "delivery", &["deliveries", &id]).await?;
+            output::print_record(format, &body)
         }
         DeliveriesAction::Attempts { id } => {
-            let body = find::get(&mut client, "delivery", &["deliveries", &id, "attempts"]).await?;
-            output::list(format, &body, "attempts", ATTEMPT_COLUMNS)
+            let body = find::get_of_tenant(&mut client, "delivery", &["deliveries", &id, "attempts"]).await?;
+            output::print_list(format, &body, "attempts", ATTEMPT_COLUMNS)
         }
         DeliveriesAction::Retry(change) => change.run(&mut client, JobKind::Retry).await,
         DeliveriesAction::Cancel(change) => change.run(&mut client, JobKind::Cancel).await,
@@ -178,7 +178,7 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
 /// Changes one delivery at once.
 async fn change_one(client: &mut Client, id: &str, kind: JobKind) -> anyhow::Result<()> {
     let url = client.tenant_url(&["deliveries", id, kind.as_str()])?;
-    output::record(client.format, &client.post(url, None).await?)
+    output::print_record(client.format, &client.post(url, None).await?)
 }
 
 impl WaitingChange {
@@ -198,10 +198,7 @@ impl FinishedChange {
         let Some(id) = self.id else {
             let FinishedJobArgs { state, finished_since, finished_until, even_overtaken } = self.finished;
             check_order("--finished-since", finished_since, "--finished-until", finished_until)?;
-            let mut filter = self.accepted.filter()?;
-            filter.push(("state", json!(state)));
-            filter.push(("finished_since", json!(finished_since)));
-            filter.push(("finished_until", json!(finished_until)));
+            let filter = JobFilter { state, finished_since, finished_until, ..self.accepted.filter()? };
             let choice = JobChoice { kind: JobKind::Replay, filter, even_overtaken };
             return self.many.start(client, choice, self.run).await;
         };
@@ -210,63 +207,62 @@ impl FinishedChange {
 }
 
 impl AcceptedJobArgs {
-    fn filter(&self) -> anyhow::Result<Vec<(&'static str, Value)>> {
+    fn filter(&self) -> anyhow::Result<JobFilter> {
         check_order("--since", self.since, "--until", self.until)?;
-        Ok(vec![("accepted_since", json!(self.since)), ("accepted_until", json!(self.until))])
+        Ok(JobFilter { accepted_since: self.since, accepted_until: self.until, ..JobFilter::default() })
     }
 }
 
 impl DeliveriesList {
     /// Adds the filter and the page to a list's URL.
     fn add_to(self, url: &mut url::Url) -> anyhow::Result<()> {
-        check_order("--finished-since", self.finished_since, "--finished-until", self.finished_until)?;
-        let filter = DeliveryFilter {
-            state: self.state,
-            finished_since: self.finished_since,
-            finished_until: self.finished_until,
-            ..self.filter
-        };
-        ask_filter(url, &filter);
-        self.window.ask(url)
+        let DeliveryFilter { since, until, finished_since, finished_until, .. } = self.filter;
+        check_order("--since", since, "--until", until)?;
+        check_order("--finished-since", finished_since, "--finished-until", finished_until)?;
+        ask_filter(url, &self.filter);
+        self.page.add_to_query(url);
+        Ok(())
     }
 }
 
-fn lane(delivery: &Value) -> String {
+fn lane_cell(delivery: &Value) -> String {
     match (&delivery["key"], &delivery["seq"]) {
         (Value::Null, Value::Null) => "-".to_owned(),
         (Value::Null, seq) => format!("#{seq}"),
-        (_, Value::Null) => output::text(delivery, "key"),
-        (_, seq) => format!("{} #{seq}", output::text(delivery, "key")),
+        (_, Value::Null) => output::text_cell(delivery, "key"),
+        (_, seq) => format!("{} #{seq}", output::text_cell(delivery, "key")),
     }
 }
 
-fn state(delivery: &Value) -> String {
-    let state = output::text(delivery, "state");
+fn state_cell(delivery: &Value) -> String {
+    let state = output::text_cell(delivery, "state");
     match (&delivery["in_flight"], &delivery["waiting_for"], &delivery["cause"]) {
         (Value::Bool(true), _, _) => "in flight".to_owned(),
-        (_, Value::String(what), _) | (_, _, Value::String(what)) => format!("{state} ({})", output::clean(what)),
+        (_, Value::String(what), _) | (_, _, Value::String(what)) => {
+            format!("{state} ({})", output::escape_control_characters(what))
+        }
         _ => state,
     }
 }
 
 fn last_answer(delivery: &Value) -> String {
     match &delivery["last_status"] {
-        Value::Null => output::text(&delivery["last_error"], "kind"),
+        Value::Null => output::text_cell(&delivery["last_error"], "kind"),
         status => status.to_string(),
     }
 }
 
 fn next_or_finished(delivery: &Value, now: Timestamp) -> String {
     match &delivery["finished_at"] {
-        Value::Null => output::time(delivery, "next_attempt_at", now),
-        _ => output::time(delivery, "finished_at", now),
+        Value::Null => output::instant_cell(delivery, "next_attempt_at", now),
+        _ => output::instant_cell(delivery, "finished_at", now),
     }
 }
 
 /// Returns the status of an attempt, or the kind of its failure.
-pub fn answer(attempt: &Value) -> String {
+pub fn answer_cell(attempt: &Value) -> String {
     match &attempt["status"] {
-        Value::Null => output::text(&attempt["error"], "kind"),
+        Value::Null => output::text_cell(&attempt["error"], "kind"),
         status => status.to_string(),
     }
 }
@@ -277,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_row_says_why_a_delivery_stands_where_it_does() {
-        let shown = |json: &str| state(&serde_json::from_str(json).unwrap());
+        let shown = |json: &str| state_cell(&serde_json::from_str(json).unwrap());
         assert_eq!(shown(r#"{"state":"waiting","waiting_for":"key","in_flight":false,"cause":null}"#), "waiting (key)");
         assert_eq!(shown(r#"{"state":"waiting","waiting_for":null,"in_flight":true,"cause":null}"#), "in flight");
         assert_eq!(
@@ -289,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_its_key_and_the_place_in_it() {
-        let shown = |json: &str| lane(&serde_json::from_str(json).unwrap());
+        let shown = |json: &str| lane_cell(&serde_json::from_str(json).unwrap());
         assert_eq!(shown(r#"{"key":"acct 7","seq":3}"#), "acct 7 #3");
         assert_eq!(shown(r#"{"key":null,"seq":3}"#), "#3");
         assert_eq!(shown(r#"{"key":"acct","seq":null}"#), "acct");

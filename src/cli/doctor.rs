@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::chosen_gateway::{AddressFile, GatewaySource};
 use super::client::ClientArgs;
+use super::confirm::count_with_noun;
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, OutputFormat};
 use crate::app::doctor;
@@ -98,7 +99,7 @@ async fn examine(access: &ClientArgs, settings: &Settings) -> anyhow::Result<Rep
     };
     let mut findings = doctor::examine_stopped(settings).await;
     let is_expected = matches!(chosen.from, GatewaySource::Context(_)) || AddressFile::is_there(&settings.data.0);
-    findings.insert(0, judge_silence(&format!("{unanswered:#}"), is_expected));
+    findings.insert(0, judge_unreachable_gateway(&format!("{unanswered:#}"), is_expected));
     let examined = match settings.database() {
         Ok(Some(url)) => format!("the stopped installation on {}", url.description()),
         _ => format!("the stopped installation in {}", settings.data),
@@ -108,11 +109,12 @@ async fn examine(access: &ClientArgs, settings: &Settings) -> anyhow::Result<Rep
 
 /// Judges that no gateway was asked. One that a context names, or that has written its
 /// address into the data directory and did not remove it, should run.
-fn judge_silence(why: &str, is_expected: bool) -> DoctorFinding {
-    let detail = format!("no running gateway was asked: {why}");
+fn judge_unreachable_gateway(why: &str, is_expected: bool) -> DoctorFinding {
     if !is_expected {
+        let detail = "none is known to run here, so what a start would find was examined";
         return DoctorFinding::ok("gateway", detail);
     }
+    let detail = format!("no running gateway was asked: {why}");
     let way_out =
         "start it, if it should run, and see its log (`systemctl status posthaste`); name another with --server";
     DoctorFinding::warning("gateway", detail, way_out)
@@ -139,13 +141,15 @@ fn print(report: &Report, format: OutputFormat) -> anyhow::Result<()> {
             "warnings": count(report, FindingState::Warning),
             "findings": report.findings,
         });
-        return output::print(&output::pretty(&body.to_string()));
+        return output::print(&output::format_json(&body.to_string()));
     }
-    output::print(&format!("Examined {}.\n", output::clean(&report.examined)))?;
+    output::print(&format!("Examined {}.\n", output::escape_control_characters(&report.examined)))?;
     for finding in &report.findings {
         output::print(&line(finding))?;
     }
-    output::print(&format!("\n{problems} problems, {} warnings", count(report, FindingState::Warning)))
+    let problems = count_with_noun(problems as u64, "problem", "problems");
+    let warnings = count_with_noun(count(report, FindingState::Warning) as u64, "warning", "warnings");
+    output::print(&format!("\n{problems}, {warnings}"))
 }
 
 /// Renders a finding: its state, what was checked, what was found, and the way out below.
@@ -154,10 +158,10 @@ fn line(finding: &DoctorFinding) -> String {
         "{:<8} {:<20} {}",
         finding.state.as_str(),
         finding.check.replace('_', " "),
-        output::clean(&finding.detail)
+        output::escape_control_characters(&finding.detail)
     );
     match &finding.way_out {
-        Some(way_out) => format!("{line}\n{:<29} -> {}", "", output::clean(way_out)),
+        Some(way_out) => format!("{line}\n{:<29} -> {}", "", output::escape_control_characters(way_out)),
         None => line,
     }
 }
@@ -190,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_gateway_that_should_run_and_does_not_answer_is_warned_of() {
-        assert_eq!(judge_silence("silent", true).state, FindingState::Warning);
-        assert_eq!(judge_silence("silent", false).state, FindingState::Ok);
+        assert_eq!(judge_unreachable_gateway("silent", true).state, FindingState::Warning);
+        assert_eq!(judge_unreachable_gateway("silent", false).state, FindingState::Ok);
     }
 }

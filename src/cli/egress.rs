@@ -17,15 +17,15 @@ pub async fn run(args: EgressArgs) -> anyhow::Result<()> {
     let url = client.url(&["egress"])?;
     let body = client.get(url).await?;
     if client.format == OutputFormat::Json {
-        return output::print(&output::pretty(&body));
+        return output::print(&output::format_json(&body));
     }
     let egress = output::parse(&body)?;
     for network in egress["networks"].as_array().into_iter().flatten() {
-        output::print(&output::clean(network.as_str().unwrap_or_default()))?;
+        output::print(&output::escape_control_characters(network.as_str().unwrap_or_default()))?;
     }
     match egress["complete"].as_bool() {
         Some(true) => Ok(()),
-        _ => output::done(
+        _ => output::print_sentence(
             client.format,
             "This is not all: a node does not know the addresses that receivers see it call from, or did not answer. \
              Start every node with --egress-bind, or behind NAT and proxies with --egress-addresses.",

@@ -7,7 +7,7 @@ use http::Method;
 use super::client::ClientArgs;
 use super::confirm::ConfirmArgs;
 use super::output::{self, Column};
-use super::request::{TimeRangeArgs, ask};
+use super::request::{TimeRangeArgs, add_filters};
 use super::{deliveries, find};
 
 /// What to look up.
@@ -49,7 +49,7 @@ enum EventsAction {
 
 #[derive(Debug, clap::Args)]
 struct EventsList {
-    /// Of this type.
+    /// Only events of this type.
     #[arg(long = "type", value_name = "TYPE")]
     event_type: Option<String>,
     /// With this key.
@@ -60,18 +60,18 @@ struct EventsList {
 }
 
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("type", |row, _| output::text(row, "type")),
-    ("key", |row, _| output::text(row, "key")),
-    ("accepted at", |row, now| output::time(row, "accepted_at", now)),
-    ("deliveries", |row, _| output::text(row, "deliveries")),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("type", |row, _| output::text_cell(row, "type")),
+    ("key", |row, _| output::text_cell(row, "key")),
+    ("accepted at", |row, now| output::instant_cell(row, "accepted_at", now)),
+    ("deliveries", |row, _| output::text_cell(row, "deliveries")),
 ];
 
 const MATCH_COLUMNS: &[Column] = &[
-    ("endpoint", |row, _| output::text(row, "endpoint_id")),
-    ("matched", |row, _| output::text(row, "matched")),
-    ("delivery", |row, _| output::text(row, "delivery_id")),
-    ("why", |row, _| output::text(row, "reason")),
+    ("endpoint", |row, _| output::text_cell(row, "endpoint_id")),
+    ("matched", |row, _| output::text_cell(row, "matched")),
+    ("delivery", |row, _| output::text_cell(row, "delivery_id")),
+    ("why", |row, _| output::text_cell(row, "reason")),
 ];
 
 /// Runs the action and prints the gateway's answer.
@@ -81,29 +81,31 @@ pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
     match args.action {
         EventsAction::List(list) => {
             let mut url = client.tenant_url(&["events"])?;
-            ask(&mut url, &[("type", list.event_type.as_deref()), ("key", list.key.as_deref())]);
-            list.window.ask(&mut url)?;
-            output::list(format, &client.get(url).await?, "events", COLUMNS)
+            add_filters(&mut url, &[("type", list.event_type.as_deref()), ("key", list.key.as_deref())]);
+            list.window.add_to_query(&mut url)?;
+            output::print_list(format, &client.get(url).await?, "events", COLUMNS)
         }
-        EventsAction::Get { id } => output::record(format, &find::get(&mut client, "event", &["events", &id]).await?),
+        EventsAction::Get { id } => {
+            output::print_record(format, &find::get_of_tenant(&mut client, "event", &["events", &id]).await?)
+        }
         EventsAction::Deliveries { id } => {
-            let body = find::get(&mut client, "event", &["events", &id, "deliveries"]).await?;
-            output::list(format, &body, "deliveries", deliveries::COLUMNS)
+            let body = find::get_of_tenant(&mut client, "event", &["events", &id, "deliveries"]).await?;
+            output::print_list(format, &body, "deliveries", deliveries::COLUMNS)
         }
         EventsAction::Expunge { id, confirm } => {
             // What does not exist is not asked about.
             client.get(client.tenant_url(&["events", &id, "deliveries"])?).await?;
-            confirm.ask(&format!(
+            confirm.confirm(&format!(
                 "this forgets the data of event {id} of tenant {} for good, and cancels what waits of it",
                 client.tenant
             ))?;
             let url = client.tenant_url(&["events", &id, "data"])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("the data of {id} is forgotten"))
+            output::print_sentence(format, &format!("the data of {id} is forgotten"))
         }
         EventsAction::Matches { id } => {
-            let body = find::get(&mut client, "event", &["events", &id, "matches"]).await?;
-            output::list(format, &body, "endpoints", MATCH_COLUMNS)
+            let body = find::get_of_tenant(&mut client, "event", &["events", &id, "matches"]).await?;
+            output::print_list(format, &body, "endpoints", MATCH_COLUMNS)
         }
     }
 }

@@ -25,9 +25,9 @@ pub struct ExplainArgs {
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
     if args.id.starts_with("dlv_") {
-        let body = find::get(&mut client, "delivery", &["deliveries", &args.id, "explain"]).await?;
+        let body = find::get_of_tenant(&mut client, "delivery", &["deliveries", &args.id, "explain"]).await?;
         return match client.format {
-            OutputFormat::Json => output::print(&output::pretty(&body)),
+            OutputFormat::Json => output::print(&output::format_json(&body)),
             OutputFormat::Table => output::print(&text_of(&body, args.attempts, false)?),
         };
     }
@@ -38,7 +38,7 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         explained.push(client.get(url).await?);
     }
     match client.format {
-        OutputFormat::Json => output::print(&output::pretty(&format!(
+        OutputFormat::Json => output::print(&output::format_json(&format!(
             r#"{{"tenant":{},"event_id":{},"deliveries":[{}]}}"#,
             Value::from(client.tenant.as_str()),
             Value::from(args.id.as_str()),
@@ -55,7 +55,7 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
 fn text_of(body: &str, has_attempts: bool, has_id: bool) -> anyhow::Result<String> {
     let mut explanation = output::parse(body)?;
     if has_id && let Some(sentences) = explanation["sentences"].as_array().cloned() {
-        let own = Value::from(format!("It is delivery {}.", output::text(&explanation, "delivery_id")));
+        let own = Value::from(format!("It is delivery {}.", output::text_cell(&explanation, "delivery_id")));
         explanation["sentences"] = [own].into_iter().chain(sentences).collect();
     }
     let count = explanation["attempts"].as_array().map_or(0, Vec::len);
@@ -66,45 +66,45 @@ fn text_of(body: &str, has_attempts: bool, has_id: bool) -> anyhow::Result<Strin
 
 async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
     let path = ["events", event, "deliveries"];
-    let mut found = client.find(client.tenant_url(&path)?).await?;
+    let mut found = client.get_if_found(client.tenant_url(&path)?).await?;
     let mut looked_in = format!("in tenant {}", client.tenant);
     if found.is_none() {
         match find::enter_tenant_of(client, "event", event).await? {
-            Search::Entered => found = client.find(client.tenant_url(&path)?).await?,
+            Search::Entered => found = client.get_if_found(client.tenant_url(&path)?).await?,
             Search::Nowhere => looked_in = "in any tenant".to_owned(),
             Search::NotAsked => {}
         }
     }
     let tenant = &client.tenant;
     let Some(body) = found else {
-        let list = advice::command(tenant, "deliveries list", "");
+        let list = advice::tenant_command(tenant, "deliveries list", "");
         anyhow::bail!(CommandFailure::new(
             ExitReason::NotFound,
             format!("there is no delivery and no event {event} {looked_in}; deliveries are listed by `{list}`")
         ));
     };
     let page = output::parse(&body)?;
-    let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();
-    let matches = advice::command(tenant, "events matches", event);
+    let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text_cell(delivery, "id")).collect();
+    let matches = advice::tenant_command(tenant, "events matches", event);
     anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `{matches}` shows why");
     Ok(ids)
 }
 
 /// Renders an explanation as lines, with or without those of every attempt.
 pub fn render(explanation: &Value, has_attempts: bool, screen: Screen) -> String {
-    let summary = output::wrapped(&advice::completed(&output::text(explanation, "summary")), "");
-    let mut lines = vec![coloured(&summary, screen)];
+    let summary = output::wrap_text(&advice::complete_commands(&output::text_cell(explanation, "summary")), "");
+    let mut lines = vec![colour_state(&summary, screen)];
     lines.extend(sentences(explanation));
     let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
     for attempt in attempts.iter().filter(|_| has_attempts) {
-        lines.push(format!("\nAttempt {}", output::text(attempt, "number")));
+        lines.push(format!("\nAttempt {}", output::text_cell(attempt, "number")));
         lines.extend(sentences(attempt));
     }
     lines.join("\n")
 }
 
 /// Colours the state that a summary begins with.
-fn coloured(summary: &str, screen: Screen) -> String {
+fn colour_state(summary: &str, screen: Screen) -> String {
     let state = summary.split([':', ' ']).next().unwrap_or_default();
     let known = if state == "Discarded" { "cancelled".to_owned() } else { state.to_lowercase() };
     format!("{}{}", screen.paint(Tone::of("state", &known), state), &summary[state.len()..])
@@ -112,5 +112,7 @@ fn coloured(summary: &str, screen: Screen) -> String {
 
 fn sentences(value: &Value) -> impl Iterator<Item = String> {
     let sentences = value["sentences"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    sentences.map(|sentence| output::wrapped(&advice::completed(&output::clean(sentence)), "  "))
+    sentences.map(|sentence| {
+        output::wrap_text(&advice::complete_commands(&output::escape_control_characters(sentence)), "  ")
+    })
 }

@@ -10,8 +10,8 @@ use clap::CommandFactory;
 use http::StatusCode;
 use serde::Serialize;
 
-use super::advice::{completed, given_option};
-use super::output::pretty;
+use super::advice::{complete_commands, given_option};
+use super::output::format_json;
 use super::screen::Screen;
 use crate::model::parse_fault::number_fault;
 
@@ -90,7 +90,7 @@ impl CommandFailure {
     }
 
     /// Returns the failure that a gateway answered with, and the problem it sent.
-    pub fn answered(status: StatusCode, sentence: String, document: &str) -> Self {
+    pub fn of_answer(status: StatusCode, sentence: String, document: &str) -> Self {
         Self { reason: ExitReason::of(status), sentence, document: Some(document.to_owned()) }
     }
 }
@@ -116,7 +116,7 @@ struct LocalProblem<'a> {
 /// Prints why a command failed, and returns its exit code.
 pub fn report(problem: &anyhow::Error, is_json: bool) -> ExitCode {
     let (text, code) = describe(problem, is_json);
-    print(&if is_json { text } else { Screen::of_stderr().fit(&text) });
+    print_to_stderr(&if is_json { text } else { Screen::of_stderr().break_lines(&text) });
     ExitCode::from(code)
 }
 
@@ -126,12 +126,12 @@ pub fn report_usage(problem: &clap::Error, is_json: bool) -> ExitCode {
     use clap::error::ErrorKind;
     let is_help = problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_json && problem.use_stderr() && !is_help {
-        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&error_text(problem)))));
+        print_to_stderr(&document(ExitReason::Usage, &number_fault(&usage_sentence(&error_text(problem)))));
     } else if is_help {
         // On standard output, where a pager finds it.
         let _ = writeln!(std::io::stdout(), "{}", problem.to_string().trim_end());
     } else if matches!(problem.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        print(number_fault(&error_text(problem)).trim_end());
+        print_to_stderr(number_fault(&error_text(problem)).trim_end());
     } else {
         // The reader may be gone.
         let _ = problem.print();
@@ -171,10 +171,10 @@ pub fn is_json_wanted(args: &[OsString]) -> bool {
 fn describe(problem: &anyhow::Error, is_json: bool) -> (String, u8) {
     let failure = problem.chain().find_map(|cause| cause.downcast_ref::<CommandFailure>());
     let reason = failure.map_or(ExitReason::Other, |failure| failure.reason);
-    let sentence = completed(&format!("{problem:#}"));
+    let sentence = complete_commands(&format!("{problem:#}"));
     let text = match failure.and_then(|failure| failure.document.as_deref()) {
         _ if !is_json => format!("posthaste: {sentence}"),
-        Some(sent) => pretty(&with_context(sent, problem)),
+        Some(sent) => format_json(&with_context(sent, problem)),
         None => document(reason, &sentence),
     };
     (text, reason.exit_code())
@@ -195,7 +195,7 @@ fn with_context(sent: &str, problem: &anyhow::Error) -> String {
 fn document(reason: ExitReason, detail: &str) -> String {
     let (code, title) = reason.code_and_title();
     let problem = LocalProblem { kind: "about:blank", title, code, detail };
-    pretty(&serde_json::to_string(&problem).expect("texts can be written as JSON"))
+    format_json(&serde_json::to_string(&problem).expect("texts can be written as JSON"))
 }
 
 /// Returns clap's message as one sentence, without the usage and the pointer to the help.
@@ -206,7 +206,7 @@ fn usage_sentence(text: &str) -> String {
     text[..end].split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn print(text: &str) {
+fn print_to_stderr(text: &str) {
     // There is nowhere else to report that standard error is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -223,7 +223,7 @@ mod tests {
             [(401, 5), (403, 4), (404, 3), (409, 4), (422, 4), (429, 4), (507, 4), (500, 1), (502, 6), (503, 6)]
         {
             let status = StatusCode::from_u16(status).unwrap();
-            let failure = anyhow::Error::new(CommandFailure::answered(status, "no".into(), r#"{"code":"x"}"#));
+            let failure = anyhow::Error::new(CommandFailure::of_answer(status, "no".into(), r#"{"code":"x"}"#));
             assert_eq!(describe(&failure, false), ("posthaste: no".into(), code), "{status}");
             let behind: anyhow::Result<()> = Err(failure).context("event 2 of 3 was not accepted");
             let (text, found) = describe(&behind.unwrap_err(), true);

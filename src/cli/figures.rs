@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::client::{Client, ClientArgs};
 use super::find;
-use super::output::{self, Column, OutputFormat, length, text};
+use super::output::{self, Column, OutputFormat, render_length, text_cell};
 use super::request::{ask_filter, check_order, past_time};
 use super::screen::Screen;
 use crate::clock::{Clock, SystemClock};
@@ -17,10 +17,10 @@ use crate::model::figure_time::FigureStep;
 pub struct FiguresArgs {
     #[command(flatten)]
     access: ClientArgs,
-    /// Those of this endpoint.
+    /// Only the figures of this endpoint.
     #[arg(long, value_name = "ID", conflicts_with = "all")]
     endpoint: Option<String>,
-    /// Those of all tenants together; this needs the admin token.
+    /// The figures of all tenants together; this needs the admin token.
     #[arg(long)]
     all: bool,
     /// From this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago; 24 hours when left out.
@@ -46,33 +46,33 @@ struct FiguresQuery {
 }
 
 const COLUMNS: &[Column] = &[
-    ("from", |row, now| output::time(row, "at", now)),
-    ("accepted", |row, _| text(row, "accepted")),
-    ("attempts", |row, _| attempts(row).to_string()),
-    ("failed", |row, _| failed(row).to_string()),
-    ("delivered", |row, _| text(&row["ended"], "delivered")),
-    ("dead", |row, _| sum(&row["ended"]["dead"]).to_string()),
-    ("cancelled", |row, _| text(&row["ended"], "cancelled")),
+    ("from", |row, now| output::instant_cell(row, "at", now)),
+    ("accepted", |row, _| text_cell(row, "accepted")),
+    ("attempts", |row, _| attempt_count(row).to_string()),
+    ("failed", |row, _| failed_count(row).to_string()),
+    ("delivered", |row, _| text_cell(&row["ended"], "delivered")),
+    ("dead", |row, _| sum_counts(&row["ended"]["dead"]).to_string()),
+    ("cancelled", |row, _| text_cell(&row["ended"], "cancelled")),
     ("mean answer", |row, _| mean_latency(row)),
-    ("waiting", |row, _| text(row, "waiting")),
-    ("oldest due", |row, _| seconds(&row["oldest_due_age_s"])),
-    ("held", |row, _| held(row)),
+    ("waiting", |row, _| text_cell(row, "waiting")),
+    ("oldest due", |row, _| render_seconds(&row["oldest_due_age_s"])),
+    ("held", |row, _| held_cell(row)),
 ];
 
 const TYPE_COLUMNS: &[Column] = &[
-    ("event type", |row, _| text(row, "type")),
-    ("attempts", |row, _| text(row, "attempts")),
-    ("delivered", |row, _| text(row, "delivered")),
-    ("dead", |row, _| text(row, "dead")),
+    ("event type", |row, _| text_cell(row, "type")),
+    ("attempts", |row, _| text_cell(row, "attempts")),
+    ("delivered", |row, _| text_cell(row, "delivered")),
+    ("dead", |row, _| text_cell(row, "dead")),
 ];
 
 /// Gets the figures and prints them, with their sum and what may be missing.
 pub async fn run(args: FiguresArgs) -> anyhow::Result<()> {
     check_order("--from", args.from, "--to", args.to)?;
     let mut client = args.access.client().await?;
-    let body = args.get(&mut client).await?;
+    let body = args.fetch(&mut client).await?;
     match client.format {
-        OutputFormat::Json => output::print(&output::pretty(&body)),
+        OutputFormat::Json => output::print(&output::format_json(&body)),
         OutputFormat::Table => {
             let (figures, now, screen) = (output::parse(&body)?, SystemClock.wall(), Screen::of_stdout());
             let shown = if args.types { by_type(&figures, now, screen) } else { by_time(&figures, now, screen) };
@@ -82,10 +82,10 @@ pub async fn run(args: FiguresArgs) -> anyhow::Result<()> {
 }
 
 impl FiguresArgs {
-    async fn get(&self, client: &mut Client) -> anyhow::Result<String> {
+    async fn fetch(&self, client: &mut Client) -> anyhow::Result<String> {
         if let Some(endpoint) = &self.endpoint {
             // It turns to the tenant that has the endpoint, if none was named.
-            find::get(client, "endpoint", &["endpoints", endpoint]).await?;
+            find::get_of_tenant(client, "endpoint", &["endpoints", endpoint]).await?;
         }
         let path: &[&str] = match (&self.endpoint, self.types) {
             (Some(endpoint), _) => &["endpoints", endpoint, "figures"],
@@ -105,18 +105,18 @@ fn by_time(figures: &Value, now: Timestamp, screen: Screen) -> String {
     let sums = format!(
         "{} accepted, {} attempts, {} of them failed, {} delivered, {} dead",
         total(|point| point["accepted"].as_u64().unwrap_or(0)),
-        total(attempts),
-        total(failed),
+        total(attempt_count),
+        total(failed_count),
         total(|point| point["ended"]["delivered"].as_u64().unwrap_or(0)),
-        total(|point| sum(&point["ended"]["dead"])),
+        total(|point| sum_counts(&point["ended"]["dead"])),
     );
     let rows = if points.is_empty() {
         "nothing was counted".to_owned()
     } else {
         output::table(points, COLUMNS, now).render(screen)
     };
-    let sentence = format!("From {} to {}: {sums}.", text(figures, "from"), text(figures, "to"));
-    [vec![rows, screen.fit(&sentence)], missing(figures, screen)].concat().join("\n")
+    let sentence = format!("From {} to {}: {sums}.", text_cell(figures, "from"), text_cell(figures, "to"));
+    [vec![rows, screen.break_lines(&sentence)], missing_sentences(figures, screen)].concat().join("\n")
 }
 
 fn by_type(figures: &Value, now: Timestamp, screen: Screen) -> String {
@@ -129,36 +129,40 @@ fn by_type(figures: &Value, now: Timestamp, screen: Screen) -> String {
     let mut lines = vec![rows];
     let other = &figures["other"];
     if other["attempts"].as_u64().is_some_and(|attempts| attempts > 0) {
-        let (attempts, delivered, dead) = (text(other, "attempts"), text(other, "delivered"), text(other, "dead"));
-        lines.push(screen.fit(&format!("All others: {attempts} attempts, {delivered} delivered, {dead} dead.")));
+        let (attempts, delivered, dead) =
+            (text_cell(other, "attempts"), text_cell(other, "delivered"), text_cell(other, "dead"));
+        lines
+            .push(screen.break_lines(&format!("All others: {attempts} attempts, {delivered} delivered, {dead} dead.")));
     }
-    [lines, missing(figures, screen)].concat().join("\n")
+    [lines, missing_sentences(figures, screen)].concat().join("\n")
 }
 
 /// Says up to when the figures are complete, and what is missing before that.
-fn missing(figures: &Value, screen: Screen) -> Vec<String> {
+fn missing_sentences(figures: &Value, screen: Screen) -> Vec<String> {
     let complete = match figures["complete_until"].as_str() {
-        Some(until) => format!("Complete until {}.", output::clean(until)),
+        Some(until) => format!("Complete until {}.", output::escape_control_characters(until)),
         None => "Nothing is written yet.".to_owned(),
     };
     let gaps = figures["gaps"].as_array().into_iter().flatten();
     let gap = |gap: &Value| {
-        let (from, to) = (text(gap, "from"), text(gap, "to"));
-        screen.fit(&format!("Figures may be missing from {from} to {to}: a process ended or could not write them."))
+        let (from, to) = (text_cell(gap, "from"), text_cell(gap, "to"));
+        screen.break_lines(&format!(
+            "Figures may be missing from {from} to {to}: a process ended or could not write them."
+        ))
     };
     std::iter::once(complete).chain(gaps.map(gap)).collect()
 }
 
-fn sum(counts: &Value) -> u64 {
+fn sum_counts(counts: &Value) -> u64 {
     counts.as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64()).sum()
 }
 
-fn attempts(point: &Value) -> u64 {
-    sum(&point["attempts"]["by_verdict"])
+fn attempt_count(point: &Value) -> u64 {
+    sum_counts(&point["attempts"]["by_verdict"])
 }
 
-fn failed(point: &Value) -> u64 {
-    attempts(point).saturating_sub(point["attempts"]["by_verdict"]["delivered"].as_u64().unwrap_or(0))
+fn failed_count(point: &Value) -> u64 {
+    attempt_count(point).saturating_sub(point["attempts"]["by_verdict"]["delivered"].as_u64().unwrap_or(0))
 }
 
 /// Renders how long an attempt took on average.
@@ -171,16 +175,18 @@ fn mean_latency(point: &Value) -> String {
     }
 }
 
-fn seconds(value: &Value) -> String {
-    value.as_f64().map_or("-".to_owned(), |seconds| length(seconds.round() as u64))
+fn render_seconds(value: &Value) -> String {
+    value.as_f64().map_or("-".to_owned(), |seconds| render_length(seconds.round() as u64))
 }
 
 /// Renders what held deliveries back longest, and for how long.
-fn held(point: &Value) -> String {
+fn held_cell(point: &Value) -> String {
     let held = point["held_s"].as_object().into_iter().flatten();
     let longest = held.filter_map(|(by, seconds)| Some((by, seconds.as_f64()?))).max_by(|a, b| a.1.total_cmp(&b.1));
     match longest.filter(|(_, seconds)| *seconds >= 1.0) {
-        Some((by, seconds)) => format!("{} ({})", length(seconds.round() as u64), output::clean(by)),
+        Some((by, seconds)) => {
+            format!("{} ({})", render_length(seconds.round() as u64), output::escape_control_characters(by))
+        }
         None => "-".to_owned(),
     }
 }

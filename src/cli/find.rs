@@ -9,8 +9,8 @@ use super::advice::{self, given_option};
 use super::client::{Client, ClientArgs};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column, OutputFormat};
-use super::request::ask;
-use crate::model::suggested_command::quoted;
+use super::request::add_filters;
+use crate::model::suggested_command::quote;
 
 /// What to find.
 #[derive(Debug, clap::Args)]
@@ -26,16 +26,16 @@ const FINDABLE: &str = "ids of tenants, endpoints, secrets, events, deliveries, 
                         be found, as long as something is kept of them";
 
 const COLUMNS: &[Column] = &[
-    ("kind", |row, _| kind(row)),
-    ("tenant", |row, _| output::text(row, "tenant")),
-    ("id", |row, _| output::text(row, "id")),
+    ("kind", |row, _| kind_cell(row)),
+    ("tenant", |row, _| output::text_cell(row, "tenant")),
+    ("id", |row, _| output::text_cell(row, "id")),
 ];
 
 /// Finds the id and prints where it is.
 pub async fn run(args: FindArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
     let mut url = client.url(&["find"])?;
-    ask(&mut url, &[("id", Some(&args.id))]);
+    add_filters(&mut url, &[("id", Some(&args.id))]);
     let mut body = client.get(url).await?;
     let mut page = output::parse(&body)?;
     let wanted = given_option("tenant");
@@ -49,57 +49,57 @@ pub async fn run(args: FindArgs) -> anyhow::Result<()> {
         let sentence = format!("there is nothing with the id {} in {looked_in}; {FINDABLE}", args.id);
         anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence));
     }
-    output::list(client.format, &body, "things", COLUMNS)?;
+    output::print_list(client.format, &body, "things", COLUMNS)?;
     // Below the table, so that no terminal is too narrow for a command to stay whole.
     for row in output::items(&page) {
-        output::done(client.format, &format!("`{}` shows it", show_command(row)))?;
+        output::print_sentence(client.format, &format!("`{}` shows it", show_command(row)))?;
     }
     Ok(())
 }
 
 /// Returns the command that shows a thing that was found.
 fn show_command(row: &Value) -> String {
-    let (id, tenant) = (output::text(row, "id"), row["tenant"].as_str().unwrap_or_default());
-    let of = output::text(row, "of");
+    let (id, tenant) = (output::text_cell(row, "id"), row["tenant"].as_str().unwrap_or_default());
+    let of = output::text_cell(row, "of");
     match row["kind"].as_str() {
         // A deleted thing is known to the audit log alone.
         _ if row["deleted_at"].is_string() => deletion_command(&id),
-        Some("attempt") => advice::command(tenant, "deliveries attempts", &of),
-        Some("secret") => advice::command(tenant, "endpoints secrets", &of),
+        Some("attempt") => advice::tenant_command(tenant, "deliveries attempts", &of),
+        Some("secret") => advice::tenant_command(tenant, "endpoints secrets", &of),
         Some("audit_entry") => audit_command(row),
-        Some("token") if tenant.is_empty() => advice::command("default", "tokens list", ""),
-        Some("token") => advice::command(tenant, "tokens list", ""),
-        Some("delivery") => advice::command(tenant, "explain", &id),
-        Some("event") => advice::command(tenant, "events get", &id),
-        Some("endpoint") => advice::command(tenant, "endpoints get", &id),
-        _ => advice::command("default", "tenants get", &id),
+        Some("token") if tenant.is_empty() => advice::tenant_command("default", "tokens list", ""),
+        Some("token") => advice::tenant_command(tenant, "tokens list", ""),
+        Some("delivery") => advice::tenant_command(tenant, "explain", &id),
+        Some("event") => advice::tenant_command(tenant, "events get", &id),
+        Some("endpoint") => advice::tenant_command(tenant, "endpoints get", &id),
+        _ => advice::tenant_command("default", "tenants get", &id),
     }
 }
 
 /// Returns the command that shows who deleted something.
 fn deletion_command(id: &str) -> String {
-    advice::command("default", "audit --all --resource", id)
+    advice::tenant_command("default", "audit --all --resource", id)
 }
 
-/// Returns the command that lists the millisecond of an audit entry, as its path does.
+/// Returns the `audit` command for the millisecond of this entry.
 fn audit_command(row: &Value) -> String {
     let path = row["path"].as_str().unwrap_or_default();
     let query = path.split_once('?').map_or("", |(_, query)| query);
     let options = url::form_urlencoded::parse(query.as_bytes());
-    let options: String = options.map(|(name, value)| format!(" --{name} {}", quoted(&value))).collect();
-    advice::command("default", &format!("audit --all{options}"), "")
+    let options: String = options.map(|(name, value)| format!(" --{name} {}", quote(&value))).collect();
+    advice::tenant_command("default", &format!("audit --all{options}"), "")
 }
 
 /// Returns what was found, and whether it is there no more.
-fn kind(row: &Value) -> String {
-    let kind = output::text(row, "kind").replace('_', " ");
+fn kind_cell(row: &Value) -> String {
+    let kind = output::text_cell(row, "kind").replace('_', " ");
     if row["deleted_at"].is_string() { format!("{kind} (deleted)") } else { kind }
 }
 
 /// Gets something of a tenant by its id: of the tenant that was named, else of
 /// the default tenant, else of whichever tenant has it.
-pub async fn get(client: &mut Client, kind: &str, path: &[&str]) -> anyhow::Result<String> {
-    if let Some(body) = client.find(client.tenant_url(path)?).await? {
+pub async fn get_of_tenant(client: &mut Client, kind: &str, path: &[&str]) -> anyhow::Result<String> {
+    if let Some(body) = client.get_if_found(client.tenant_url(path)?).await? {
         return Ok(body);
     }
     if enter_tenant_of(client, kind, path[1]).await? == Search::Nowhere {
@@ -127,7 +127,7 @@ pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyho
         return Ok(Search::NotAsked);
     }
     let mut url = client.url(&["find"])?;
-    ask(&mut url, &[("id", Some(id))]);
+    add_filters(&mut url, &[("id", Some(id))]);
     // A token that may not look into every tenant is refused, and then nothing is found.
     let Ok(body) = client.get(url).await else { return Ok(Search::NotAsked) };
     let page = output::parse(&body)?;
@@ -137,7 +137,7 @@ pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyho
     match tenants.as_slice() {
         [] => match deleted.first() {
             Some(found) => {
-                let (tenant, command) = (output::text(found, "tenant"), deletion_command(id));
+                let (tenant, command) = (output::text_cell(found, "tenant"), deletion_command(id));
                 let sentence = format!("{kind} {id} of tenant {tenant} was deleted; `{command}` shows by whom");
                 anyhow::bail!(CommandFailure::new(ExitReason::NotFound, sentence))
             }
@@ -145,7 +145,7 @@ pub async fn enter_tenant_of(client: &mut Client, kind: &str, id: &str) -> anyho
         },
         [tenant] => {
             if client.format == OutputFormat::Table {
-                eprintln!("found in tenant {}", output::clean(tenant));
+                eprintln!("found in tenant {}", output::escape_control_characters(tenant));
             }
             client.tenant = (*tenant).to_owned();
             Ok(Search::Entered)

@@ -35,17 +35,19 @@ pub struct HealthArgs {
 /// Asks once; anything but 200 in time is a failure.
 pub async fn run(args: HealthArgs) -> anyhow::Result<()> {
     let settings = Settings::resolve(args.given, config::read_file(args.config.as_deref())?);
-    let gateway = probed(&args.access, &settings)?;
-    let trust = client::trust(&gateway)?;
+    let gateway = probed_gateway(&args.access, &settings)?;
+    let trust = client::read_trust(&gateway)?;
     let mut url = gateway.server.clone();
     url.set_path(if args.ready { "/readyz" } else { "/healthz" });
     let answer = exchange_trusting(&trust, &url, Request::new(Full::default()), args.timeout.0).await;
     match answer {
-        Ok(answer) if answer.status() == StatusCode::OK => output::done(args.access.output, &format!("{url} is well")),
+        Ok(answer) if answer.status() == StatusCode::OK => {
+            output::print_sentence(args.access.output, &format!("{url} is well"))
+        }
         Ok(answer) => {
             let body: serde_json::Value = serde_json::from_slice(answer.body()).unwrap_or_default();
             let why = body["status"].as_str().or(body["detail"].as_str()).unwrap_or_default();
-            bail!("{url} answered {}: {}", answer.status(), output::clean(why))
+            bail!("{url} answered {}: {}", answer.status(), output::escape_control_characters(why))
         }
         Err(problem) => bail!("{}", client::describe_error(&problem)),
     }
@@ -54,7 +56,7 @@ pub async fn run(args: HealthArgs) -> anyhow::Result<()> {
 /// Returns what is probed: the gateway that was named, else the probes' own address of the
 /// settings, else where the gateway of the data directory listens, else where the
 /// settings say.
-fn probed(access: &ClientArgs, settings: &Settings) -> anyhow::Result<ChosenGateway> {
+fn probed_gateway(access: &ClientArgs, settings: &Settings) -> anyhow::Result<ChosenGateway> {
     if access.server.is_some() {
         return access.gateway();
     }

@@ -5,21 +5,26 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use url::Url;
 
 use super::advice;
 use super::client::{Client, ClientArgs};
-use super::confirm::counted;
-use super::output::{self, Column, OutputFormat, text};
+use super::confirm::count_with_noun;
+use super::output::{self, Column, OutputFormat, text_cell};
 use super::request::{JsonBody, PageArgs, check_order, past_time};
 use crate::clock::{Clock, SystemClock};
+use crate::model::answer_choice::AnswerChoice;
+use crate::model::delivery::WaitingFor;
+use crate::model::event::InvalidText;
+use crate::model::filter::check_glob;
 use crate::model::id::EndpointId;
-use crate::model::job::{IDS_MAX, JobKind};
+use crate::model::job::{IDS_MAX, JobChange, JobFilter, JobKind, JobState, MatchBound};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
@@ -36,7 +41,7 @@ pub struct JobsArgs {
 enum JobsAction {
     /// List jobs, newest first.
     List {
-        /// Those of every tenant; this needs the admin token.
+        /// Show the jobs of every tenant; this needs the admin token.
         #[arg(long)]
         all: bool,
         #[command(flatten)]
@@ -62,37 +67,43 @@ struct JobIdArg {
 
 /// Columns of a list of jobs.
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| text(row, "id")),
-    ("tenant", |row, _| text(row, "tenant")),
-    ("kind", |row, _| text(row, "kind")),
-    ("state", |row, _| text(row, "state")),
-    ("matched", |row, _| text(row, "matched")),
-    ("done", |row, _| text(row, "done")),
-    ("delivered", |row, _| text(&row["outcome"], "delivered")),
-    ("dead", |row, _| text(&row["outcome"], "dead")),
-    ("started at", |row, now| output::time(row, "started_at", now)),
+    ("id", |row, _| text_cell(row, "id")),
+    ("tenant", |row, _| text_cell(row, "tenant")),
+    ("kind", |row, _| text_cell(row, "kind")),
+    ("state", |row, _| text_cell(row, "state")),
+    ("matched", |row, _| text_cell(row, "matched")),
+    ("done", |row, _| text_cell(row, "done")),
+    ("delivered", |row, _| text_cell(&row["outcome"], "delivered")),
+    ("dead", |row, _| text_cell(&row["outcome"], "dead")),
+    ("done about", |row, now| output::instant_cell(row, "eta_at", now)),
+    ("started at", |row, now| output::instant_cell(row, "started_at", now)),
 ];
 
 /// Runs the action and prints the gateway's answer.
 pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
-    let (id, verb) = match args.action {
+    let (id, change) = match args.action {
         JobsAction::List { all, page } => {
             let mut url = if all { client.url(&["jobs"])? } else { client.tenant_url(&["jobs"])? };
-            page.ask(&mut url);
-            return output::list(client.format, &client.get(url).await?, "jobs", COLUMNS);
+            page.add_to_query(&mut url);
+            return output::print_list(client.format, &client.get(url).await?, "jobs", COLUMNS);
         }
         JobsAction::Get(JobIdArg { id }) => {
             let url = client.tenant_url(&["jobs", &id])?;
-            return output::record(client.format, &client.get(url).await?);
+            return output::print_record(client.format, &client.get(url).await?);
         }
         JobsAction::Watch(JobIdArg { id }) => return watch(&mut client, &id).await,
-        JobsAction::Pause(JobIdArg { id }) => (id, "pause"),
-        JobsAction::Resume(JobIdArg { id }) => (id, "resume"),
-        JobsAction::Cancel(JobIdArg { id }) => (id, "cancel"),
+        JobsAction::Pause(JobIdArg { id }) => (id, JobChange::Pause),
+        JobsAction::Resume(JobIdArg { id }) => (id, JobChange::Resume),
+        JobsAction::Cancel(JobIdArg { id }) => (id, JobChange::Cancel),
     };
-    let url = client.tenant_url(&["jobs", &id, verb])?;
-    output::record(client.format, &client.post(url, None).await?)
+    let url = client.tenant_url(&["jobs", &id, change.as_str()])?;
+    output::print_record(client.format, &client.post(url, None).await?)
+}
+
+/// Refuses a pattern that no event type could match.
+fn type_pattern(text: &str) -> Result<String, InvalidText> {
+    check_glob(text).map(|()| text.to_owned())
 }
 
 /// Which deliveries a job takes.
@@ -101,22 +112,22 @@ pub struct NewJobArgs {
     /// To this endpoint; may be given several times.
     #[arg(long, value_name = "ID")]
     endpoint: Vec<EndpointId>,
-    /// Of this event type, with * for any text; may be given several times.
-    #[arg(long, value_name = "TYPE")]
+    /// Only deliveries of this event type, with * for any text; may be given several times.
+    #[arg(long, value_name = "TYPE", value_parser = type_pattern)]
     event_type: Vec<String>,
     /// With this key.
     #[arg(long)]
     key: Option<String>,
     /// With this last answer, such as 503, 4xx or timeout; may be given several times.
     #[arg(long)]
-    answer: Vec<String>,
+    answer: Vec<AnswerChoice>,
     /// With the ids in this file, one on each line; more than 5,000 make several jobs.
     #[arg(long, value_name = "FILE")]
     ids_from: Option<PathBuf>,
     /// Every one of the tenant.
     #[arg(long)]
     everything: bool,
-    /// Those of all tenants; it takes the admin token.
+    /// Change the deliveries of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
 }
@@ -127,7 +138,7 @@ pub struct JobRunArgs {
     /// Only say what would be done.
     #[arg(long)]
     dry_run: bool,
-    /// So many per second and endpoint; a quarter of the endpoint's rate when left out.
+    /// Deliveries per second and endpoint; a quarter of the endpoint's rate when left out.
     #[arg(long, value_name = "N")]
     per_second: Option<f64>,
     /// Leave out what was created longer ago.
@@ -176,8 +187,8 @@ pub struct BackfillArgs {
     /// Accepted before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
     until: Option<Timestamp>,
-    /// Of this event type, with * for any text; may be given several times.
-    #[arg(long, value_name = "TYPE")]
+    /// Only deliveries of this event type, with * for any text; may be given several times.
+    #[arg(long, value_name = "TYPE", value_parser = type_pattern)]
     event_type: Vec<String>,
     /// With this key.
     #[arg(long)]
@@ -190,18 +201,16 @@ impl BackfillArgs {
     /// Starts the backfill, or previews it, and shows its progress.
     pub async fn start(self, client: &mut Client) -> anyhow::Result<()> {
         check_order("--since", Some(self.since), "--until", self.until)?;
-        let mut filter = json!({"endpoints": [self.id], "accepted_since": self.since});
-        if let Some(until) = self.until {
-            filter["accepted_until"] = json!(until);
-        }
-        if !self.event_type.is_empty() {
-            filter["event_types"] = json!(self.event_type);
-        }
-        if let Some(key) = &self.key {
-            filter["key"] = json!(key);
-        }
+        let filter = JobFilter {
+            endpoints: vec![self.id],
+            accepted_since: Some(self.since),
+            accepted_until: self.until,
+            event_types: self.event_type,
+            key: self.key,
+            ..JobFilter::default()
+        };
         let url = client.tenant_url(&["jobs"])?;
-        self.run.start(client, url, (JobKind::Backfill, filter, false)).await
+        self.run.start(client, url, (JobKind::Backfill, json!(filter), false)).await
     }
 }
 
@@ -210,8 +219,8 @@ impl BackfillArgs {
 pub struct JobChoice {
     /// What is done to each delivery.
     pub kind: JobKind,
-    /// Further fields of the filter, by name; null for what was not asked for.
-    pub filter: Vec<(&'static str, Value)>,
+    /// The filter, as far as [`NewJobArgs`] does not say.
+    pub filter: JobFilter,
     /// Whether deliveries that their lane has passed are replayed, too.
     pub even_overtaken: bool,
 }
@@ -219,7 +228,7 @@ pub struct JobChoice {
 impl NewJobArgs {
     /// Starts the job, or previews it, and shows its progress. Many ids make several jobs.
     pub async fn start(self, client: &mut Client, choice: JobChoice, run: JobRunArgs) -> anyhow::Result<()> {
-        let filter = self.filter(&choice);
+        let filter = json!(self.filter(choice.filter.clone()));
         let Some(file) = &self.ids_from else { return self.start_one(client, &choice, filter, &run).await };
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let ids: Vec<&str> = text.split_whitespace().collect();
@@ -243,23 +252,16 @@ impl NewJobArgs {
         run.start(client, url, (choice.kind, filter, choice.even_overtaken)).await
     }
 
-    fn filter(&self, choice: &JobChoice) -> Value {
-        let mut filter = json!({});
-        let list = |values: &[String]| if values.is_empty() { Value::Null } else { json!(values) };
-        let endpoints: Vec<String> = self.endpoint.iter().map(ToString::to_string).collect();
-        let own = [
-            ("endpoints", list(&endpoints)),
-            ("event_types", list(&self.event_type)),
-            ("answers", list(&self.answer)),
-            ("key", json!(self.key)),
-            ("all", if self.everything { json!(true) } else { Value::Null }),
-        ];
-        for (name, value) in own.into_iter().chain(choice.filter.iter().cloned()) {
-            if !value.is_null() {
-                filter[name] = value;
-            }
+    /// Adds what the options choose. The ids of a file are added as they are written there.
+    fn filter(&self, chosen: JobFilter) -> JobFilter {
+        JobFilter {
+            endpoints: self.endpoint.clone(),
+            event_types: self.event_type.clone(),
+            answers: self.answer.iter().map(ToString::to_string).collect(),
+            key: self.key.clone(),
+            all: self.everything,
+            ..chosen
         }
-        filter
     }
 }
 
@@ -267,36 +269,33 @@ impl NewJobArgs {
 async fn follow(client: &mut Client, answer: &str, is_detached: bool) -> anyhow::Result<()> {
     let job = output::parse(answer)?;
     // A job over all tenants is one of the gateway's own tenant.
-    client.tenant = text(&job, "tenant");
+    client.tenant = text_cell(&job, "tenant");
     if is_detached || client.format == OutputFormat::Json {
-        return output::record(client.format, answer);
+        return output::print_record(client.format, answer);
     }
-    let id = text(&job, "id");
-    let command = advice::command(&client.tenant, "jobs watch", &id);
+    let id = text_cell(&job, "id");
+    let command = advice::tenant_command(&client.tenant, "jobs watch", &id);
     eprintln!("job {id} goes on by itself; `{command}` comes back to it");
     watch(client, &id).await
 }
 
 const PREVIEW_COLUMNS: &[Column] = &[
-    ("endpoint", |row, _| text(row, "endpoint")),
-    ("deliveries", |row, _| format!("{}{}", bound_words(row), text(row, "matches"))),
-    ("lanes", |row, _| if row["looked_at"].is_null() { text(row, "lanes") } else { least(&text(row, "lanes")) }),
-    ("per second", |row, _| text(row, "per_second")),
-    ("takes", |row, _| text(row, "takes")),
-    ("held by", |row, _| text(row, "held_by")),
+    ("endpoint", |row, _| text_cell(row, "endpoint")),
+    ("deliveries", |row, _| format!("{}{}", bound_words(row), text_cell(row, "matches"))),
+    ("lanes", |row, _| {
+        if row["looked_at"].is_null() { text_cell(row, "lanes") } else { render_least(&text_cell(row, "lanes")) }
+    }),
+    ("per second", |row, _| text_cell(row, "per_second")),
+    ("takes", |row, _| text_cell(row, "takes")),
+    ("held by", |row, _| text_cell(row, "held_by")),
 ];
 
 /// Returns the words before a number of deliveries that is not exact.
 fn bound_words(preview: &Value) -> &'static str {
-    match preview["bound"].as_str() {
-        Some("at_least") => "at least ",
-        Some("at_most") => "at most ",
-        Some("estimate") => "about ",
-        _ => "",
-    }
+    MatchBound::deserialize(&preview["bound"]).unwrap_or_default().words()
 }
 
-fn least(number: &str) -> String {
+fn render_least(number: &str) -> String {
     format!("at least {number}")
 }
 
@@ -305,12 +304,20 @@ fn held_lines(endpoints: &Value) -> Vec<String> {
     let held: Vec<&Value> =
         endpoints.as_array().into_iter().flatten().filter(|one| !one["held_by"].is_null()).collect();
     let line = |one: &&Value| {
-        let id = text(one, "endpoint");
-        let command = advice::command(&text(one, "tenant"), "endpoints resume", &id);
-        let (why, until) = match one["held_by"].as_str() {
-            Some("pause") => ("is paused", "nothing is sent to it until it is resumed"),
-            Some("disabled") => ("is disabled", "nothing is sent to it until it is resumed"),
-            _ => ("is held by its breaker", "only probes are sent to it until one succeeds"),
+        let id = text_cell(one, "endpoint");
+        let command = advice::tenant_command(&text_cell(one, "tenant"), "endpoints resume", &id);
+        let (why, until) = match WaitingFor::deserialize(&one["held_by"]) {
+            Ok(WaitingFor::Pause) => ("is paused", "nothing is sent to it until it is resumed"),
+            Ok(WaitingFor::Disabled) => ("is disabled", "nothing is sent to it until it is resumed"),
+            Ok(
+                WaitingFor::Breaker
+                | WaitingFor::Backpressure
+                | WaitingFor::Rate
+                | WaitingFor::Slot
+                | WaitingFor::Key
+                | WaitingFor::Due,
+            )
+            | Err(_) => ("is held by its breaker", "only probes are sent to it until one succeeds"),
         };
         format!("endpoint {id} {why}: {until}; `{command}` lets it go on")
     };
@@ -326,11 +333,11 @@ const HELD_SHOWN: usize = 5;
 
 fn print_preview(client: &Client, answer: &str, kind: JobKind) -> anyhow::Result<()> {
     if client.format == OutputFormat::Json {
-        return output::print(&output::pretty(answer));
+        return output::print(&output::format_json(answer));
     }
     let preview = output::parse(answer)?;
     let endpoints = json!({ "data": preview["endpoints"], "next": null });
-    output::list(client.format, &endpoints.to_string(), "deliveries", PREVIEW_COLUMNS)?;
+    output::print_list(client.format, &endpoints.to_string(), "deliveries", PREVIEW_COLUMNS)?;
     output::print(&preview_line(&preview, kind, SystemClock.now()))?;
     held_lines(&preview["endpoints"]).iter().try_for_each(|line| output::print(line))
 }
@@ -338,18 +345,19 @@ fn print_preview(client: &Client, answer: &str, kind: JobKind) -> anyhow::Result
 /// Renders what a job would do in a sentence.
 fn preview_line(preview: &Value, kind: JobKind, now: Timestamp) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or_default();
-    let taken = counted(number(&preview["matches"]), "delivery", "deliveries");
+    let taken = count_with_noun(number(&preview["matches"]), "delivery", "deliveries");
     let mut line = format!("{} would take {}{taken}", kind.as_str(), bound_words(preview));
     let lanes: u64 = preview["endpoints"].as_array().into_iter().flatten().map(|one| number(&one["lanes"])).sum();
     if lanes > 0 {
-        let lanes = counted(lanes, "lane", "lanes");
+        let lanes = count_with_noun(lanes, "lane", "lanes");
         // Those that were not looked at may be in others.
-        line.push_str(&format!(" in {}", if preview["looked_at"].is_null() { lanes } else { least(&lanes) }));
+        line.push_str(&format!(" in {}", if preview["looked_at"].is_null() { lanes } else { render_least(&lanes) }));
     }
     let waiting = number(&preview["unblocks"]["waiting"]);
     if waiting > 0 {
-        let lanes = counted(number(&preview["unblocks"]["lanes"]), "lane", "lanes");
-        line.push_str(&format!("; {waiting} that wait behind them in {lanes} go on"));
+        let lanes = count_with_noun(number(&preview["unblocks"]["lanes"]), "lane", "lanes");
+        let bound = if preview["unblocks"]["is_exact"] == false { "at least " } else { "" };
+        line.push_str(&format!("; {bound}{waiting} that wait behind them in {lanes} go on"));
     }
     if let Some(done_at) = preview["done_at"].as_str() {
         let done_at: Option<Timestamp> = done_at.parse().ok();
@@ -357,7 +365,7 @@ fn preview_line(preview: &Value, kind: JobKind, now: Timestamp) -> String {
         line.push_str(&format!("; done in about {}; new events share the rate meanwhile", Span::secs(seconds as u64)));
     }
     for one in preview["left_out"].as_array().into_iter().flatten() {
-        line.push_str(&format!("; {} stay, {}", text(one, "count"), text(one, "why").replace('_', " ")));
+        line.push_str(&format!("; {} stay, {}", text_cell(one, "count"), text_cell(one, "why").replace('_', " ")));
     }
     if let Some(looked_at) = preview["looked_at"].as_u64().filter(|_| preview["is_exact"] == false) {
         line.push_str(&format!("; {looked_at} were looked at, and of the others more may stay"));
@@ -397,11 +405,22 @@ pub async fn watch_at(client: &mut Client, url: Url) -> anyhow::Result<()> {
             eprintln!("{line}");
         }
         last = line;
-        if matches!(job["state"].as_str(), Some("finished" | "cancelled" | "failed")) {
+        if JobState::deserialize(&job["state"]).is_ok_and(JobState::is_over) {
             bar.finish_and_clear();
-            return output::record(client.format, &answer);
+            output::print_record(client.format, &answer)?;
+            return check_end(&job);
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Fails for a job that ended before it had done all.
+fn check_end(job: &Value) -> anyhow::Result<()> {
+    let id = text_cell(job, "id");
+    match JobState::deserialize(&job["state"])? {
+        JobState::Failed => bail!("job {id} has failed: {}", text_cell(job, "error")),
+        JobState::Cancelled => bail!("job {id} was cancelled before it had done all"),
+        JobState::Finished | JobState::Running | JobState::Paused | JobState::Queued => Ok(()),
     }
 }
 
@@ -417,20 +436,20 @@ fn progress(job: &Value) -> (u64, u64) {
 
 fn progress_line(job: &Value) -> String {
     if let Some(stage) = job["purge"]["stage"].as_str() {
-        let (state, tenant) = (text(job, "state"), text(&job["purge"], "tenant"));
-        return format!("purge of {tenant} {state}: {} rows deleted, now at {stage}", text(job, "done"));
+        let (state, tenant) = (text_cell(job, "state"), text_cell(&job["purge"], "tenant"));
+        return format!("purge of {tenant} {state}: {} rows deleted, now at {stage}", text_cell(job, "done"));
     }
     let outcome = &job["outcome"];
     let of = if job["is_exact"] == false { "of at least" } else { "of" };
     format!(
         "{} {}: {} {of} {} done, {} delivered, {} dead again, {} waiting",
-        text(job, "kind"),
-        text(job, "state"),
-        text(job, "done"),
-        text(job, "matched"),
-        text(outcome, "delivered"),
-        text(outcome, "dead"),
-        text(outcome, "waiting"),
+        text_cell(job, "kind"),
+        text_cell(job, "state"),
+        text_cell(job, "done"),
+        text_cell(job, "matched"),
+        text_cell(outcome, "delivered"),
+        text_cell(outcome, "dead"),
+        text_cell(outcome, "waiting"),
     )
 }
 
@@ -443,7 +462,7 @@ mod tests {
         let now: Timestamp = "2026-11-17T10:00:00Z".parse().unwrap();
         let preview = json!({
             "matches": 1204, "is_exact": true, "bound": "exact", "endpoints": [{"lanes": 30}, {"lanes": 7}],
-            "unblocks": {"waiting": 88, "lanes": 5}, "done_at": "2026-11-17T10:00:25Z", "looked_at": null,
+            "unblocks": {"waiting": 88, "lanes": 5, "is_exact": true}, "done_at": "2026-11-17T10:00:25Z", "looked_at": null,
             "left_out": [{"why": "expunged", "count": 12}, {"why": "endpoint_deleted", "count": 1}],
         });
         assert_eq!(
@@ -461,6 +480,9 @@ mod tests {
             line.starts_with("discard would take at least 9000 deliveries in at least 5 lanes; 10000 were looked at"),
             "{line}"
         );
+        let unblocks = json!({"waiting": 40000, "lanes": 10000, "is_exact": false});
+        let line = preview_line(&json!({"matches": 1, "unblocks": unblocks}), JobKind::Replay, now);
+        assert!(line.contains("; at least 40000 that wait behind them in 10000 lanes go on;"), "{line}");
         let some_may_stay = json!({ "matches": 2000, "is_exact": false, "bound": "at_most", "looked_at": 10000 });
         let line = preview_line(&some_may_stay, JobKind::Replay, now);
         assert!(line.starts_with("replay would take at most 2000 deliveries;"), "{line}");
@@ -484,6 +506,14 @@ mod tests {
         let many: Vec<Value> =
             (0..9).map(|n| json!({"endpoint": format!("ep_{n}"), "tenant": "acme", "held_by": "pause"})).collect();
         assert_eq!(held_lines(&json!(many)).last().unwrap(), "4 more endpoints are held, too");
+    }
+
+    #[test]
+    fn a_job_that_ended_before_its_work_is_no_success() {
+        let ended = |state: &str| check_end(&json!({"id": "job_1", "state": state, "error": "a row is newer"}));
+        assert!(ended("finished").is_ok());
+        assert_eq!(ended("failed").unwrap_err().to_string(), "job job_1 has failed: a row is newer");
+        assert_eq!(ended("cancelled").unwrap_err().to_string(), "job job_1 was cancelled before it had done all");
     }
 
     #[test]

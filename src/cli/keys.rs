@@ -105,7 +105,7 @@ async fn rotate(access: &ClientArgs, settings: &Settings, is_asked: bool) -> any
         let body = client.post(client.url(&["master-key", "rotate"])?, None).await?;
         let resealed = output::parse(&body)?["resealed"].as_u64().unwrap_or(0);
         return match client.format {
-            OutputFormat::Json => output::print(&output::pretty(&body)),
+            OutputFormat::Json => output::print(&output::format_json(&body)),
             OutputFormat::Table => output::print(&format!(
                 "The running gateway encrypted {resealed} secrets and settings under the new master key; the old one opens nothing any more."
             )),
@@ -113,7 +113,7 @@ async fn rotate(access: &ClientArgs, settings: &Settings, is_asked: bool) -> any
     }
     let rotated = keys::rotate(settings).await?;
     match access.output {
-        OutputFormat::Json => output::print(&output::pretty(&json!({ "resealed": rotated.count }).to_string())),
+        OutputFormat::Json => output::print(&output::format_json(&json!({ "resealed": rotated.count }).to_string())),
         OutputFormat::Table => output::print(&format!(
             "Encrypted {} secrets and settings under the new master key, which is in {}; the old one opens nothing any more.",
             rotated.count,
@@ -126,10 +126,10 @@ async fn renew(access: &ClientArgs, settings: &Settings) -> anyhow::Result<()> {
     let mut client = access.for_data_directory(&settings.data.0).client_of_default()?;
     let body = client.post(client.url(&["admin-token"])?, None).await?;
     if client.format == OutputFormat::Json {
-        return output::print(&output::pretty(&body));
+        return output::print(&output::format_json(&body));
     }
     let renewed = output::parse(&body)?;
-    output::print(&format!("admin token: {}", output::text(&renewed, "token")))?;
+    output::print(&format!("admin token: {}", output::text_cell(&renewed, "token")))?;
     output::print(
         "It is shown this once, and kept in admin-token of the node that answered. The old one is valid no more.",
     )?;

@@ -56,7 +56,7 @@ pub async fn run(args: MigrateStoreArgs) -> anyhow::Result<()> {
     };
     let mut reporter = ProgressReporter::new();
     let moved = store_move.run(&mut |progress| reporter.report(progress)).await;
-    reporter.end();
+    reporter.end_line();
     match moved? {
         Some(moved) => println!("{}", summary(&store_move, &moved)),
         None => println!("Everything in {} was moved there before; nothing was left to do.", store_move.from.display()),
@@ -86,12 +86,12 @@ impl ProgressReporter {
             self.bar.set_message(progress.part);
         } else if self.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
             self.reported_at = Some(Instant::now());
-            let (done, total) = (count(progress.done), count(progress.total));
+            let (done, total) = (with_thousands_commas(progress.done), with_thousands_commas(progress.total));
             eprintln!("moving {}: {done} of {total} rows", progress.part);
         }
     }
 
-    fn end(&self) {
+    fn end_line(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -100,7 +100,7 @@ fn summary(store_move: &StoreMove, moved: &MovedCounts) -> String {
     let parts: Vec<String> = moved
         .iter()
         .filter(|(name, _)| *name != "event ids")
-        .map(|(name, n)| format!("{} {name}", count(*n)))
+        .map(|(name, n)| format!("{} {name}", with_thousands_commas(*n)))
         .collect();
     format!(
         "Moved everything from {} to PostgreSQL at {}:\n{}.\nBoth sides were counted, and agree. \
@@ -113,7 +113,7 @@ fn summary(store_move: &StoreMove, moved: &MovedCounts) -> String {
 }
 
 /// Renders a number with commas between its thousands.
-fn count(number: u64) -> String {
+fn with_thousands_commas(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (n, digit) in digits.chars().enumerate() {
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn numbers_are_easy_to_read() {
         for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")] {
-            assert_eq!(count(number), text);
+            assert_eq!(with_thousands_commas(number), text);
         }
     }
 }

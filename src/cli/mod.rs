@@ -53,6 +53,7 @@ mod chosen_gateway;
 mod client;
 mod confirm;
 mod contexts_file;
+mod end_signals;
 mod failure;
 mod output;
 mod request;

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use super::screen::Screen;
 use super::table::Table;
-pub use super::wrap::{WIDTH, wrapped};
+pub use super::wrap::{WIDTH, wrap_text};
 use crate::clock::{Clock, SystemClock};
 
 /// The format in which a command prints the gateway's answer.
@@ -32,13 +32,16 @@ pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
 
 /// Prints a page of a list, how far back it looked where it says so, and how to
 /// get the next one.
-pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
+pub fn print_list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
     match format {
-        OutputFormat::Json => print(&pretty(body)),
+        OutputFormat::Json => print(&format_json(body)),
         OutputFormat::Table => {
-            print(&page(body, what, columns, SystemClock.now(), Screen::of_stdout())?)?;
+            print(&render_page(body, what, columns, SystemClock.now(), Screen::of_stdout())?)?;
             match parse(body)?["looked_back_to"].as_str() {
-                Some(at) => done(format, &format!("looked back to {}; the next page goes on there", clean(at))),
+                Some(at) => print_sentence(
+                    format,
+                    &format!("looked back to {}; the next page goes on there", escape_control_characters(at)),
+                ),
                 None => Ok(()),
             }
         }
@@ -46,29 +49,29 @@ pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) ->
 }
 
 /// Prints one object, field by field.
-pub fn record(format: OutputFormat, body: &str) -> anyhow::Result<()> {
-    extract(format, body, &[])
+pub fn print_record(format: OutputFormat, body: &str) -> anyhow::Result<()> {
+    print_fields(format, body, &[])
 }
 
 /// Prints the chosen fields of one object; all fields as JSON, or if none is chosen.
-pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Result<()> {
+pub fn print_fields(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Result<()> {
     match format {
-        OutputFormat::Json => print(&pretty(body)),
+        OutputFormat::Json => print(&format_json(body)),
         OutputFormat::Table => print(&record_table(body, fields, SystemClock.now())?.render(Screen::of_stdout())),
     }
 }
 
 /// Prints a sentence where there is nothing else to show.
-pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
+pub fn print_sentence(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => Ok(()),
-        OutputFormat::Table => print(&Screen::of_stdout().fit(sentence)),
+        OutputFormat::Table => print(&Screen::of_stdout().break_lines(sentence)),
     }
 }
 
 /// Prints that a thing is deleted, and how many waiting deliveries were cancelled with
 /// it, if that is known.
-pub fn deleted(format: OutputFormat, id: &str, cancelled: Option<u64>, sentence: &str) -> anyhow::Result<()> {
+pub fn print_deleted(format: OutputFormat, id: &str, cancelled: Option<u64>, sentence: &str) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => {
             print(&serde_json::to_string_pretty(&serde_json::json!({ "id": id, "cancelled": cancelled }))?)
@@ -95,12 +98,12 @@ pub fn table(data: &[Value], columns: &[Column], now: Timestamp) -> Table {
     Table::new(&titles, data.iter().map(row).collect())
 }
 
-fn page(body: &str, what: &str, columns: &[Column], now: Timestamp, screen: Screen) -> anyhow::Result<String> {
+fn render_page(body: &str, what: &str, columns: &[Column], now: Timestamp, screen: Screen) -> anyhow::Result<String> {
     let value = parse(body)?;
     let data = items(&value);
     let mut out = if data.is_empty() { format!("no {what}") } else { table(data, columns, now).render(screen) };
     if let Some(next) = value["next"].as_str() {
-        out.push_str(&format!("\nthere is more: repeat this with --cursor {}", clean(next)));
+        out.push_str(&format!("\nthere is more: repeat this with --cursor {}", escape_control_characters(next)));
     }
     Ok(out)
 }
@@ -111,10 +114,10 @@ fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<Tab
     for (name, raw) in fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
         // Both are JSON that somebody wrote, and are shown as such.
         if matches!(name.as_str(), "data" | "filter") {
-            let json = if name == "filter" { spaced(raw.get()) } else { raw.get().to_owned() };
-            rows.push(vec![clean(name), scalar_cell(name, &json, now)]);
+            let json = if name == "filter" { with_spaces(raw.get()) } else { raw.get().to_owned() };
+            rows.push(vec![escape_control_characters(name), scalar_cell(name, &json, now)]);
         } else {
-            push_fields(&mut rows, &clean(name), raw.get(), now);
+            push_fields(&mut rows, &escape_control_characters(name), raw.get(), now);
         }
     }
     Ok(Table::new(&[], rows))
@@ -140,7 +143,7 @@ fn push_fields(rows: &mut Vec<Vec<String>>, name: &str, raw: &str, now: Timestam
         rows.push(vec![name.to_owned(), none_if_empty(String::new())]);
     }
     for (inside, raw) in inner {
-        push_fields(rows, &format!("{name}.{}", clean(&inside)), raw.get(), now);
+        push_fields(rows, &format!("{name}.{}", escape_control_characters(&inside)), raw.get(), now);
     }
 }
 
@@ -176,17 +179,17 @@ pub fn items(page: &Value) -> &[Value] {
 }
 
 /// Renders a field as a cell; `-` where it is null.
-pub fn text(row: &Value, field: &str) -> String {
+pub fn text_cell(row: &Value, field: &str) -> String {
     cell(&row[field])
 }
 
 /// Renders a field with a time as a cell; `-` where it is null.
-pub fn time(row: &Value, field: &str, now: Timestamp) -> String {
+pub fn instant_cell(row: &Value, field: &str, now: Timestamp) -> String {
     time_cell(&row[field], now)
 }
 
 /// Renders a field with a rate as a cell, `per second/burst`; `-` where it is null.
-pub fn rate(row: &Value, field: &str) -> String {
+pub fn rate_cell(row: &Value, field: &str) -> String {
     match &row[field] {
         Value::Object(rate) => format!("{}/{}", cell(&rate["per_second"]), cell(&rate["burst"])),
         other => cell(other),
@@ -196,7 +199,7 @@ pub fn rate(row: &Value, field: &str) -> String {
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => clean(text),
+        Value::String(text) => escape_control_characters(text),
         Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
@@ -204,13 +207,13 @@ fn cell(value: &Value) -> String {
 
 fn time_cell(value: &Value, now: Timestamp) -> String {
     match value.as_str().and_then(|text| text.parse().ok()) {
-        Some(at) => moment(at, now),
+        Some(at) => render_moment(at, now),
         None => cell(value),
     }
 }
 
 /// Renders a time to the second, and how far away it is.
-pub fn moment(at: Timestamp, now: Timestamp) -> String {
+pub fn render_moment(at: Timestamp, now: Timestamp) -> String {
     let whole = Timestamp::from_second(at.as_second()).unwrap_or(at);
     format!("{whole} ({})", relative_time(at, now))
 }
@@ -218,7 +221,7 @@ pub fn moment(at: Timestamp, now: Timestamp) -> String {
 /// Renders how far away a time is: `in 4m 12s`, `3s ago`, `now`.
 pub fn relative_time(at: Timestamp, now: Timestamp) -> String {
     let millis = at.as_millisecond() - now.as_millisecond();
-    let length = length(rounded(millis.unsigned_abs()));
+    let length = render_length(round_to_units(millis.unsigned_abs()));
     match millis {
         1_000.. => format!("in {length}"),
         ..=-1_000 => format!("{length} ago"),
@@ -228,7 +231,7 @@ pub fn relative_time(at: Timestamp, now: Timestamp) -> String {
 
 /// Returns seconds, rounded to the smaller of the two units that are shown. A
 /// span of 30 days is still one when its answer is shown, a moment later.
-fn rounded(millis: u64) -> u64 {
+fn round_to_units(millis: u64) -> u64 {
     let unit = match millis {
         86_400_000.. => 3_600_000,
         3_600_000.. => 60_000,
@@ -238,7 +241,7 @@ fn rounded(millis: u64) -> u64 {
 }
 
 /// Renders seconds in their two largest units that are not zero.
-pub fn length(seconds: u64) -> String {
+pub fn render_length(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     let units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")];
     let first = units.iter().position(|(n, _)| *n > 0).unwrap_or(3);
@@ -249,7 +252,7 @@ pub fn length(seconds: u64) -> String {
 
 /// Escapes control characters. Texts of receivers and producers are printed on the
 /// operator's terminal, and must not move the cursor or end the line.
-pub fn clean(text: &str) -> String {
+pub fn escape_control_characters(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() {
@@ -262,7 +265,7 @@ pub fn clean(text: &str) -> String {
 }
 
 /// Adds a space behind every comma and colon of JSON, where a line can end.
-fn spaced(json: &str) -> String {
+fn with_spaces(json: &str) -> String {
     let mut out = String::with_capacity(json.len() * 2);
     let (mut is_string, mut is_escaped) = (false, false);
     for c in json.chars().filter(|c| !matches!(c, '\n' | '\r' | '\t')) {
@@ -280,7 +283,7 @@ fn spaced(json: &str) -> String {
 }
 
 /// Formats JSON with a line per field; every token stays as it is.
-pub fn pretty(json: &str) -> String {
+pub fn format_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len() * 2);
     let new_line = |out: &mut String, depth: usize| {
         out.push('\n');
@@ -351,10 +354,10 @@ mod tests {
 
     #[test]
     fn a_moment_is_told_exactly_and_by_its_distance() {
-        assert_eq!(moment(at(252), at(0)), "2023-11-14T22:17:32Z (in 4m 12s)");
-        assert_eq!(moment(at(-3), at(0)), "2023-11-14T22:13:17Z (3s ago)");
+        assert_eq!(render_moment(at(252), at(0)), "2023-11-14T22:17:32Z (in 4m 12s)");
+        assert_eq!(render_moment(at(-3), at(0)), "2023-11-14T22:13:17Z (3s ago)");
         let nearly = Timestamp::from_millisecond(1_700_000_000_999).unwrap();
-        assert_eq!(moment(nearly, at(0)), "2023-11-14T22:13:20Z (now)");
+        assert_eq!(render_moment(nearly, at(0)), "2023-11-14T22:13:20Z (now)");
     }
 
     #[test]
@@ -374,24 +377,24 @@ mod tests {
     #[test]
     fn a_filter_can_be_broken_between_its_parts() {
         let json = r#"{"all":[{"path":"/a, b:c\\","equals":"x \"y:z"},  {"path":"/b"}]}"#;
-        assert_eq!(spaced(json), r#"{"all": [{"path": "/a, b:c\\", "equals": "x \"y:z"}, {"path": "/b"}]}"#);
+        assert_eq!(with_spaces(json), r#"{"all": [{"path": "/a, b:c\\", "equals": "x \"y:z"}, {"path": "/b"}]}"#);
     }
 
     #[test]
     fn pretty_json_keeps_every_token() {
         let json = r#"{"b":1,"a":12345678901234567890123450,"a":[],"c":{"d":["x,\"{y","\\"]},"e":{}}"#;
-        let shown = pretty(json);
+        let shown = format_json(json);
         assert_eq!(
             shown,
             "{\n  \"b\": 1,\n  \"a\": 12345678901234567890123450,\n  \"a\": [],\n  \"c\": {\n    \"d\": [\n      \"x,\\\"{y\",\n      \"\\\\\"\n    ]\n  },\n  \"e\": {}\n}"
         );
-        assert_eq!(pretty(&shown), shown);
+        assert_eq!(format_json(&shown), shown);
     }
 
     #[test]
     fn a_page_tells_how_to_get_the_next() {
-        let columns: &[Column] = &[("id", |row, _| text(row, "id")), ("key", |row, _| text(row, "key"))];
-        let shown = page(
+        let columns: &[Column] = &[("id", |row, _| text_cell(row, "id")), ("key", |row, _| text_cell(row, "key"))];
+        let shown = render_page(
             r#"{"data":[{"id":"a","key":null},{"id":"b","key":"x\u001b[2J"}],"next":"c1"}"#,
             "things",
             columns,
@@ -400,7 +403,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(shown, "ID  KEY\na   -\nb   x\\u{1b}[2J\nthere is more: repeat this with --cursor c1");
-        assert_eq!(page(r#"{"data":[],"next":null}"#, "things", columns, at(0), Screen::PLAIN).unwrap(), "no things");
+        assert_eq!(
+            render_page(r#"{"data":[],"next":null}"#, "things", columns, at(0), Screen::PLAIN).unwrap(),
+            "no things"
+        );
     }
 
     #[test]

@@ -51,21 +51,21 @@ enum PortalLinksAction {
 }
 
 const LINK_COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("rights", |row, _| output::text(row, "rights")),
-    ("made by", |row, _| output::text(row, "by")),
-    ("created at", |row, now| output::time(row, "created_at", now)),
-    ("code ends at", |row, now| output::time(row, "code_ends_at", now)),
-    ("session for", |row, _| output::text(row, "session_for")),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("rights", |row, _| output::text_cell(row, "rights")),
+    ("made by", |row, _| output::text_cell(row, "by")),
+    ("created at", |row, now| output::instant_cell(row, "created_at", now)),
+    ("code ends at", |row, now| output::instant_cell(row, "code_ends_at", now)),
+    ("session for", |row, _| output::text_cell(row, "session_for")),
 ];
 
 const SESSION_COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("rights", |row, _| output::text(row, "rights")),
-    ("let in by", |row, _| output::text(row, "by")),
-    ("signed in at", |row, now| output::time(row, "signed_in_at", now)),
-    ("last used at", |row, now| output::time(row, "last_used_at", now)),
-    ("ends at", |row, now| output::time(row, "ends_at", now)),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("rights", |row, _| output::text_cell(row, "rights")),
+    ("let in by", |row, _| output::text_cell(row, "by")),
+    ("signed in at", |row, now| output::instant_cell(row, "signed_in_at", now)),
+    ("last used at", |row, now| output::instant_cell(row, "last_used_at", now)),
+    ("ends at", |row, now| output::instant_cell(row, "ends_at", now)),
 ];
 
 /// Runs the action and prints the gateway's answer.
@@ -81,29 +81,29 @@ pub async fn run(args: PortalLinksArgs) -> anyhow::Result<()> {
                 .field("rights", Some(&rights))
                 .field("session_for", session_for.as_ref())
                 .field("return_url", return_url.as_ref())
-                .raw("theme", theme.as_deref());
+                .json_field("theme", theme.as_deref());
             let answer = client.post(url, Some(body)).await?;
-            output::extract(format, &answer, &["id", "url", "code_ends_at", "session_for"])
+            output::print_fields(format, &answer, &["id", "url", "code_ends_at", "session_for"])
         }
         PortalLinksAction::List(page) => {
             let mut url = client.tenant_url(&["portal-links"])?;
-            page.ask(&mut url);
-            output::list(format, &client.get(url).await?, "portal links", LINK_COLUMNS)
+            page.add_to_query(&mut url);
+            output::print_list(format, &client.get(url).await?, "portal links", LINK_COLUMNS)
         }
         PortalLinksAction::Revoke { id } => {
             let url = client.tenant_url(&["portal-links", &id])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("revoked {id}"))
+            output::print_sentence(format, &format!("revoked {id}"))
         }
         PortalLinksAction::Sessions(page) => {
             let mut url = client.tenant_url(&["portal-sessions"])?;
-            page.ask(&mut url);
-            output::list(format, &client.get(url).await?, "portal sessions", SESSION_COLUMNS)
+            page.add_to_query(&mut url);
+            output::print_list(format, &client.get(url).await?, "portal sessions", SESSION_COLUMNS)
         }
         PortalLinksAction::RevokeAll => {
             let url = client.tenant_url(&["portal-sessions"])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("everybody is signed out of the portal of {}", client.tenant))
+            output::print_sentence(format, &format!("everybody is signed out of the portal of {}", client.tenant))
         }
     }
 }

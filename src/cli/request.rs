@@ -16,7 +16,7 @@ pub struct JsonBody(Vec<u8>);
 
 impl JsonBody {
     /// Adds a field whose value is JSON already, byte for byte, if there is a value.
-    pub fn raw(mut self, name: &str, json: Option<&[u8]>) -> Self {
+    pub fn json_field(mut self, name: &str, json: Option<&[u8]>) -> Self {
         if let Some(json) = json {
             self.0.push(if self.0.is_empty() { b'{' } else { b',' });
             self.0.extend(serde_json::to_vec(name).expect("text can be written as JSON"));
@@ -30,7 +30,7 @@ impl JsonBody {
     pub fn field<T: Serialize + ?Sized>(self, name: &str, value: Option<&T>) -> Self {
         let json =
             value.map(|value| serde_json::to_vec(value).expect("texts, numbers and lists can be written as JSON"));
-        self.raw(name, json.as_deref())
+        self.json_field(name, json.as_deref())
     }
 
     /// Whether the body has no field.
@@ -75,18 +75,20 @@ pub struct PageArgs {
 
 impl TimeRangeArgs {
     /// Adds the arguments to a list's URL.
-    pub fn ask(&self, url: &mut Url) -> anyhow::Result<()> {
-        self.check()?;
+    pub fn add_to_query(&self, url: &mut Url) -> anyhow::Result<()> {
+        check_order("--since", self.since, "--until", self.until)?;
         let (since, until) = (self.since.map(|at| at.to_string()), self.until.map(|at| at.to_string()));
-        ask(url, &[("since", since.as_deref()), ("until", until.as_deref())]);
-        self.page.ask(url);
+        add_filters(url, &[("since", since.as_deref()), ("until", until.as_deref())]);
+        self.page.add_to_query(url);
         Ok(())
     }
+}
 
-    /// Refuses a range that ends before it begins.
-    pub fn check(&self) -> anyhow::Result<()> {
-        check_order("--since", self.since, "--until", self.until)
-    }
+/// Lets an option take a span before now where the API takes a time.
+pub fn as_past_time(option: clap::Arg) -> clap::Arg {
+    let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+    let help = format!("{}: 2026-11-15T08:00:00Z, or 2h for two hours ago", help.trim_end_matches('.'));
+    option.value_parser(past_time).help(help)
 }
 
 /// Refuses two times of which the first is after the second.
@@ -106,14 +108,14 @@ pub fn check_order(
 
 impl PageArgs {
     /// Adds the arguments to a list's URL.
-    pub fn ask(&self, url: &mut Url) {
+    pub fn add_to_query(&self, url: &mut Url) {
         let limit = self.limit.map(|limit| limit.to_string());
-        ask(url, &[("limit", limit.as_deref()), ("cursor", self.cursor.as_deref())]);
+        add_filters(url, &[("limit", limit.as_deref()), ("cursor", self.cursor.as_deref())]);
     }
 }
 
 /// Adds the filters that were given to a list's URL.
-pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
+pub fn add_filters(url: &mut Url, filters: &[(&str, Option<&str>)]) {
     for (name, value) in filters {
         if let Some(value) = value {
             url.query_pairs_mut().append_pair(name, value);
@@ -125,12 +127,12 @@ pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
 pub fn ask_filter(url: &mut Url, filter: &impl Serialize) {
     let fields = serde_json::to_value(filter).expect("a filter is plain data");
     for (name, value) in fields.as_object().into_iter().flatten() {
-        ask(url, &[(name, value.as_str())]);
+        add_filters(url, &[(name, value.as_str())]);
     }
 }
 
 /// Checks that a text is JSON, and leaves it as it is.
-pub fn json(text: &str) -> Result<String, String> {
+pub fn parse_json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<&serde_json::value::RawValue>(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(problem) => {
@@ -141,7 +143,7 @@ pub fn json(text: &str) -> Result<String, String> {
 
 /// Converts a rate such as 100/20, for 100 per second and 20 at once, to JSON; `none`
 /// becomes null, which is the default.
-pub fn rate(text: &str) -> Result<String, String> {
+pub fn parse_rate(text: &str) -> Result<String, String> {
     if text == "none" {
         return Ok("null".to_owned());
     }
@@ -197,7 +199,7 @@ mod tests {
         let body = JsonBody::default()
             .field("a", Some("x\"\n"))
             .field("b", None::<&str>)
-            .raw("c", Some(br#"{ "n":1, "n":2 }"#));
+            .json_field("c", Some(br#"{ "n":1, "n":2 }"#));
         assert_eq!(String::from_utf8(body.finish()).unwrap(), r#"{"a":"x\"\n","c":{ "n":1, "n":2 }}"#);
         assert_eq!(JsonBody::default().finish(), b"{}");
     }
@@ -223,13 +225,13 @@ mod tests {
 
     #[test]
     fn a_rate_is_written_in_short() {
-        assert_eq!(rate("100/20").unwrap(), r#"{"burst":20,"per_second":100.0}"#);
-        assert_eq!(rate("0.5 / 1").unwrap(), r#"{"burst":1,"per_second":0.5}"#);
-        assert_eq!(rate("none").unwrap(), "null");
+        assert_eq!(parse_rate("100/20").unwrap(), r#"{"burst":20,"per_second":100.0}"#);
+        assert_eq!(parse_rate("0.5 / 1").unwrap(), r#"{"burst":1,"per_second":0.5}"#);
+        assert_eq!(parse_rate("none").unwrap(), "null");
         for text in ["", "fast", "100/", "/20", "100/2.5", "inf/1", "NaN", "100/20/3"] {
-            assert!(rate(text).unwrap_err().contains("such as 100/20"), "{text}");
+            assert!(parse_rate(text).unwrap_err().contains("such as 100/20"), "{text}");
         }
-        let alone: crate::model::rate::Rate = serde_json::from_str(&rate("500").unwrap()).unwrap();
+        let alone: crate::model::rate::Rate = serde_json::from_str(&parse_rate("500").unwrap()).unwrap();
         assert_eq!((alone.per_second, alone.burst), (500.0, 50), "without a burst, a tenth of a second's worth");
     }
 
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn filters_are_written_so_that_nothing_can_slip_through() {
         let mut url: Url = "http://a/v1".parse().unwrap();
-        ask(&mut url, &[("key", Some("a&b=c d")), ("type", None)]);
+        add_filters(&mut url, &[("key", Some("a&b=c d")), ("type", None)]);
         assert_eq!(url.as_str(), "http://a/v1?key=a%26b%3Dc+d");
     }
 }

@@ -89,5 +89,6 @@ fn summary(report: &RestoreReport) -> String {
         report.seq_raised_by
     ));
     lines.extend(report.problems.iter().map(|problem| format!("The store was not in order at the backup: {problem}")));
+    lines.extend(report.before_start.iter().map(|sentence| format!("Before the start: {sentence}.")));
     lines.join("\n")
 }

@@ -4,6 +4,8 @@
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
+use unicode_width::UnicodeWidthStr;
+
 use super::wrap::wrapped_to;
 use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::endpoint::EndpointState;
@@ -68,6 +70,23 @@ impl Screen {
         Self { width: Some(width.max(MIN_WIDTH)), has_colour }
     }
 
+    /// Returns how many lines the terminal of standard output shows; none where it is not a
+    /// terminal, or does not say. `LINES` sets it.
+    pub fn lines_of_stdout() -> Option<usize> {
+        let out = std::io::stdout();
+        let chosen = std::env::var("LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(0);
+        let reported = || rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_row));
+        let is_terminal = out.is_terminal();
+        [chosen, if is_terminal { reported() } else { 0 }].into_iter().find(|lines| is_terminal && *lines > 0)
+    }
+
+    /// Returns how many lines a text without colours takes, with those that the terminal
+    /// breaks by itself.
+    pub fn lines_of(self, text: &str) -> usize {
+        let of = |line: &str| self.width.map_or(1, |width| line.width().div_ceil(width).max(1));
+        text.split('\n').map(of).sum()
+    }
+
     /// Returns the place with some columns taken away on the left.
     pub fn indented(self, columns: usize) -> Self {
         Self { width: self.width.map(|width| width.saturating_sub(columns).max(MIN_WIDTH)), ..self }
@@ -75,7 +94,7 @@ impl Screen {
 
     /// Breaks the lines of a text between words, where they are wider than the place.
     /// Indented lines are there to be copied, and stay as they are.
-    pub fn fit(self, text: &str) -> String {
+    pub fn break_lines(self, text: &str) -> String {
         let Some(width) = self.width else { return text.to_owned() };
         let fitted = |line: &str| if line.starts_with("  ") { line.to_owned() } else { wrapped_to(line, "", width) };
         text.split('\n').map(fitted).collect::<Vec<_>>().join("\n")
@@ -103,10 +122,12 @@ impl Tone {
         let word = value.split(' ').next().unwrap_or(value);
         match name {
             "state" if value.starts_with("in flight") => Some(Self::Watch),
-            "state" => named(word).map(Self::of_delivery).or_else(|| named(word).map(Self::of_endpoint)),
-            "breaker" => named(word).map(Self::of_breaker),
-            "verdict" => named(word).map(Self::of_verdict),
-            "cause" => named(word).map(|_: DeadCause| Self::Bad),
+            "state" => {
+                variant_named(word).map(Self::of_delivery).or_else(|| variant_named(word).map(Self::of_endpoint))
+            }
+            "breaker" => variant_named(word).map(Self::of_breaker),
+            "verdict" => variant_named(word).map(Self::of_verdict),
+            "cause" => variant_named(word).map(|_: DeadCause| Self::Bad),
             "blocked" => (word == "true").then_some(Self::Bad),
             _ => None,
         }
@@ -147,7 +168,7 @@ impl Tone {
 }
 
 /// Returns the variant of this name, if there is one.
-fn named<T: NamedEnum>(name: &str) -> Option<T> {
+fn variant_named<T: NamedEnum>(name: &str) -> Option<T> {
     T::ALL.iter().copied().find(|value| value.as_str() == name)
 }
 
@@ -178,9 +199,16 @@ mod tests {
         let screen = Screen { width: Some(20), has_colour: false };
         let command = "  posthaste listen --secret whsec_1234567890";
         assert_eq!(
-            screen.fit(&format!("one two three four five\n{command}")),
+            screen.break_lines(&format!("one two three four five\n{command}")),
             format!("one two three four\nfive\n{command}")
         );
+    }
+
+    #[test]
+    fn lines_that_the_terminal_breaks_count_each() {
+        let screen = Screen { width: Some(10), has_colour: false };
+        assert_eq!(screen.lines_of("ten chars!\n\neleven char"), 1 + 1 + 2);
+        assert_eq!(Screen::PLAIN.lines_of("as wide as it likes to be\n"), 2);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct SendArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     file: Option<PathBuf>,
     /// Send it so many times, one after the other.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_count)]
     count: u32,
 }
 
@@ -62,16 +62,16 @@ struct EventArgs {
 }
 
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("accepted at", |row, now| output::time(row, "accepted_at", now)),
-    ("deliveries", |row, _| output::text(row, "deliveries")),
-    ("duplicate", |row, _| output::text(row, "duplicate")),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("accepted at", |row, now| output::instant_cell(row, "accepted_at", now)),
+    ("deliveries", |row, _| output::text_cell(row, "deliveries")),
+    ("duplicate", |row, _| output::text_cell(row, "duplicate")),
 ];
 
 /// Sends the event and prints the receipt.
 pub async fn run(args: SendArgs) -> anyhow::Result<()> {
     let data = read_data(args.data, args.file.as_deref())?;
-    check(&data)?;
+    check_is_json(&data)?;
     let mut client = args.access.client().await?;
     match args.count {
         1 => send_once(&mut client, &args.event, &data).await,
@@ -82,17 +82,17 @@ pub async fn run(args: SendArgs) -> anyhow::Result<()> {
 async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyhow::Result<()> {
     let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
     // Warnings get lines of their own, below.
-    output::extract(client.format, &answer, &["id", "type", "accepted_at", "deliveries", "duplicate"])?;
+    output::print_fields(client.format, &answer, &["id", "type", "accepted_at", "deliveries", "duplicate"])?;
     let receipt = output::parse(&answer)?;
     for warning in receipt["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        output::done(client.format, warning)?;
+        output::print_sentence(client.format, warning)?;
     }
     if receipt["deliveries"] == 0 {
         let hint = format!(
             "it matched no endpoint; `{}` says why",
-            advice::command(&client.tenant, "events matches", &output::text(&receipt, "id"))
+            advice::tenant_command(&client.tenant, "events matches", &output::text_cell(&receipt, "id"))
         );
-        output::done(client.format, &hint)?;
+        output::print_sentence(client.format, &hint)?;
     }
     Ok(())
 }
@@ -113,12 +113,12 @@ async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u
         }
     }
     if !receipts.is_empty() {
-        output::list(client.format, &format!(r#"{{"data":[{}]}}"#, receipts.join(",")), "receipts", COLUMNS)?;
+        output::print_list(client.format, &format!(r#"{{"data":[{}]}}"#, receipts.join(",")), "receipts", COLUMNS)?;
     }
     outcome
 }
 
-fn count(text: &str) -> Result<u32, String> {
+fn parse_count(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(0) => Err("write a whole number from 1 on".to_owned()),
         Ok(count) => Ok(count),
@@ -136,7 +136,7 @@ impl EventArgs {
             .field("schema_version", self.schema_version.as_ref())
             .field("expires_at", self.expires_at.as_ref())
             .field("endpoints", Some(&self.endpoints).filter(|ids| !ids.is_empty()))
-            .raw("data", Some(data))
+            .json_field("data", Some(data))
     }
 }
 
@@ -156,7 +156,7 @@ fn read_data(data: Option<String>, file: Option<&Path>) -> anyhow::Result<Vec<u8
 
 /// Refuses data that is not one JSON value: pasted into the body, it could end the
 /// field early and add others.
-fn check(data: &[u8]) -> anyhow::Result<()> {
+fn check_is_json(data: &[u8]) -> anyhow::Result<()> {
     match serde_json::from_slice::<&RawValue>(data) {
         Ok(_) => Ok(()),
         Err(problem) => {
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn what_is_not_one_json_value_is_refused() {
         for data in ["", "{", r#"1,"id":"x""#, "{} {}", "{'a':1}"] {
-            assert!(check(data.as_bytes()).is_err(), "{data}");
+            assert!(check_is_json(data.as_bytes()).is_err(), "{data}");
         }
-        assert!(check(b" 12345678901234567890123450 \n").is_ok());
-        assert!(check(b"\"\xff\"").is_err());
+        assert!(check_is_json(b" 12345678901234567890123450 \n").is_ok());
+        assert!(check_is_json(b"\"\xff\"").is_err());
     }
 }

@@ -105,7 +105,7 @@ fn print_banner(app: &App, settings: &Settings) {
     let version = env!("CARGO_PKG_VERSION");
     let scheme = if settings.tls_files().is_some() { "https" } else { "http" };
     text += &format!("Posthaste {version} serves {scheme}://{} from {}\n", app.address, app.store_description);
-    let _ = std::io::stdout().write_all(Screen::of_stdout().fit(&text).as_bytes());
+    let _ = std::io::stdout().write_all(Screen::of_stdout().break_lines(&text).as_bytes());
     info!(address = %app.address, store = %app.store_description, "serving");
 }
 

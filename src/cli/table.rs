@@ -48,11 +48,11 @@ impl Table {
             return self.fields(width, screen);
         }
         let short: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(|cell| short(cell).to_owned()).collect()).collect();
+            self.rows.iter().map(|row| row.iter().map(|cell| shorten_time(cell).to_owned()).collect()).collect();
         if self.width(&short) <= width {
             return self.columns(&short, screen);
         }
-        match self.sentences(&short, width) {
+        match self.break_sentences(&short, width) {
             Some(broken) => self.columns(&broken, screen),
             None => self.blocks(width, screen),
         }
@@ -79,9 +79,9 @@ impl Table {
         if !self.titles.is_empty() {
             let titles: Vec<String> = self.titles.iter().map(|title| title.to_uppercase()).collect();
             let tones = vec![Some(Tone::Strong); titles.len()];
-            shown.push(aligned(&titles, &tones, &widths, screen));
+            shown.push(align_row(&titles, &tones, &widths, screen));
         }
-        shown.extend(rows.iter().map(|row| aligned(row, &self.tones(row), &widths, screen)));
+        shown.extend(rows.iter().map(|row| align_row(row, &self.tones(row), &widths, screen)));
         shown
     }
 
@@ -96,7 +96,7 @@ impl Table {
 
     /// Breaks the sentences of the last column, if there is enough room for them and no
     /// word would be torn.
-    fn sentences(&self, rows: &[Vec<String>], width: usize) -> Option<Vec<Vec<String>>> {
+    fn break_sentences(&self, rows: &[Vec<String>], width: usize) -> Option<Vec<Vec<String>>> {
         let (last, others) = self.widths(rows).split_last().map(|(_, others)| (others.len(), others.to_vec()))?;
         let room = width.checked_sub(others.iter().map(|column| column + GAP).sum())?;
         let cells = rows.iter().filter_map(|row| row.get(last)).chain(self.titles.get(last));
@@ -106,7 +106,7 @@ impl Table {
         }
         let mut rows = rows.to_vec();
         for cell in rows.iter_mut().filter_map(|row| row.get_mut(last)) {
-            *cell = broken(cell, room).join("\n");
+            *cell = break_lines(cell, room).join("\n");
         }
         Some(rows)
     }
@@ -120,12 +120,12 @@ impl Table {
         let rendered = |row: &Vec<String>| {
             let (last, others) = row.split_last().map_or(("", &[][..]), |(last, others)| (last, others));
             let Some(room) = room.filter(|room| longest_word(last) <= *room) else {
-                let mut lines = broken(&others.join("  "), width);
-                lines.extend(broken(last, width - GAP).into_iter().map(|line| format!("  {line}")));
+                let mut lines = break_lines(&others.join("  "), width);
+                lines.extend(break_lines(last, width - GAP).into_iter().map(|line| format!("  {line}")));
                 return lines.join("\n");
             };
-            let cells = [others, &[broken(last, room).join("\n")]].concat();
-            aligned(&cells, &self.tones(row), &widths, screen)
+            let cells = [others, &[break_lines(last, room).join("\n")]].concat();
+            align_row(&cells, &self.tones(row), &widths, screen)
         };
         self.rows.iter().map(rendered).collect()
     }
@@ -155,7 +155,7 @@ impl Table {
 }
 
 /// Renders a row whose cells may have several lines each.
-fn aligned(row: &[String], tones: &[Option<Tone>], widths: &[usize], screen: Screen) -> String {
+fn align_row(row: &[String], tones: &[Option<Tone>], widths: &[usize], screen: Screen) -> String {
     let mut lines = Vec::new();
     let cells: Vec<Vec<&str>> = row.iter().map(|cell| cell.split('\n').collect()).collect();
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
@@ -198,7 +198,7 @@ impl Flow {
         let needed = title.width() + value.width();
         if self.indent.len() + needed > self.width {
             let more = format!("{}  ", self.indent);
-            let broken = broken(&format!("{title}{value}"), self.width - more.len());
+            let broken = break_lines(&format!("{title}{value}"), self.width - more.len());
             let lines = broken.iter().enumerate();
             self.lines.extend(lines.map(|(n, line)| format!("{}{line}", if n == 0 { self.indent } else { &more })));
             self.taken = usize::MAX;
@@ -220,7 +220,7 @@ impl Flow {
 
 /// Breaks a text into lines between words. A word that is wider than a line stays whole,
 /// and so does a command: the terminal breaks it without changing what is copied.
-fn broken(text: &str, width: usize) -> Vec<String> {
+fn break_lines(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
         let mut line = String::new();
@@ -243,7 +243,7 @@ fn longest_word(text: &str) -> usize {
 }
 
 /// Returns a time by its distance alone, and any other cell as it is.
-fn short(cell: &str) -> &str {
+fn shorten_time(cell: &str) -> &str {
     match cell.split_once(" (") {
         Some((at, distance)) if at.parse::<Timestamp>().is_ok() => distance.trim_end_matches(')'),
         _ => cell,

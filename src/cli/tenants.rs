@@ -5,11 +5,11 @@ use http::Method;
 
 use super::advice;
 use super::client::{Client, ClientArgs};
-use super::confirm::{ConfirmArgs, cancelled, counted};
+use super::confirm::{ConfirmArgs, cancelled_words, count_with_noun};
 use super::failure::{CommandFailure, ExitReason};
 use super::jobs::watch_at;
 use super::output::{self, Column};
-use super::request::{JsonBody, json, rate};
+use super::request::{JsonBody, parse_json, parse_rate};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
 
@@ -76,16 +76,16 @@ struct TenantSettingsArgs {
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
     /// How often its receivers may be called over all its endpoints: per second and at once, such as 100/20; none for no limit of its own.
-    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    #[arg(long, value_name = "N/BURST", value_parser = parse_rate)]
     rate: Option<String>,
     /// How many events it may hand in: per second and at once, such as 50/100; none for the default.
-    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    #[arg(long, value_name = "N/BURST", value_parser = parse_rate)]
     ingest: Option<String>,
     /// The most it may use of what all share, such as '{"endpoints":50,"waiting":100000,"stored_bytes":"10GiB"}'; what is left out stays, null is the default.
-    #[arg(long, value_name = "JSON", value_parser = json)]
+    #[arg(long, value_name = "JSON", value_parser = parse_json)]
     limits: Option<String>,
     /// What its new endpoints get where they say nothing, such as '{"retry":{"preset":"hourly"},"status_rules":{"preset":"strict"}}'.
-    #[arg(long, value_name = "JSON", value_parser = json)]
+    #[arg(long, value_name = "JSON", value_parser = parse_json)]
     defaults: Option<String>,
     /// How long its delivered and cancelled deliveries are kept, such as 7d; none for as long as those of all others.
     #[arg(long, value_name = "DURATION", value_parser = own_retention)]
@@ -112,12 +112,12 @@ impl TenantSettingsArgs {
         JsonBody::default()
             .field("name", self.name.as_ref())
             .field("weight", self.weight.as_ref())
-            .raw("rate", self.rate.as_deref().map(str::as_bytes))
-            .raw("ingest", self.ingest.as_deref().map(str::as_bytes))
-            .raw("limits", self.limits.as_deref().map(str::as_bytes))
-            .raw("defaults", self.defaults.as_deref().map(str::as_bytes))
-            .raw("retention", self.retention.as_deref().map(str::as_bytes))
-            .raw("dead_letter_retention", self.dead_letter_retention.as_deref().map(str::as_bytes))
+            .json_field("rate", self.rate.as_deref().map(str::as_bytes))
+            .json_field("ingest", self.ingest.as_deref().map(str::as_bytes))
+            .json_field("limits", self.limits.as_deref().map(str::as_bytes))
+            .json_field("defaults", self.defaults.as_deref().map(str::as_bytes))
+            .json_field("retention", self.retention.as_deref().map(str::as_bytes))
+            .json_field("dead_letter_retention", self.dead_letter_retention.as_deref().map(str::as_bytes))
     }
 
     /// Returns the settings for a new tenant: null means the default there, which a new
@@ -130,12 +130,12 @@ impl TenantSettingsArgs {
 }
 
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("name", |row, _| output::text(row, "name")),
-    ("weight", |row, _| output::text(row, "weight")),
-    ("rate", |row, _| output::rate(row, "rate")),
-    ("ingest", |row, _| output::rate(row, "ingest")),
-    ("created at", |row, now| output::time(row, "created_at", now)),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("name", |row, _| output::text_cell(row, "name")),
+    ("weight", |row, _| output::text_cell(row, "weight")),
+    ("rate", |row, _| output::rate_cell(row, "rate")),
+    ("ingest", |row, _| output::rate_cell(row, "ingest")),
+    ("created at", |row, now| output::instant_cell(row, "created_at", now)),
 ];
 
 /// Runs the action and prints the gateway's answer.
@@ -146,27 +146,27 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
     match args.action {
         TenantsAction::List => {
             let url = client.url(&["tenants"])?;
-            output::list(format, &client.get(url).await?, "tenants", COLUMNS)
+            output::print_list(format, &client.get(url).await?, "tenants", COLUMNS)
         }
         TenantsAction::Get { id } => {
             let url = client.url(&["tenants", &id])?;
-            output::record(format, &client.get(url).await?)
+            output::print_record(format, &client.get(url).await?)
         }
         TenantsAction::Create { id, settings } => {
             let url = client.url(&["tenants", &id])?;
             // The API creates with PUT, which would replace an existing tenant's settings.
-            let existing = client.find(url.clone()).await?;
+            let existing = client.get_if_found(url.clone()).await?;
             anyhow::ensure!(
                 existing.is_none(),
                 CommandFailure::new(
                     ExitReason::Refused,
                     format!(
                         "tenant {id} is there already; `{}` shows it",
-                        advice::command("default", "tenants get", &id)
+                        advice::tenant_command("default", "tenants get", &id)
                     )
                 )
             );
-            output::record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
+            output::print_record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
         }
         TenantsAction::Update { id, settings } => {
             let body = settings.body();
@@ -177,7 +177,7 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
                 )
             );
             let url = client.url(&["tenants", &id])?;
-            output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
+            output::print_record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }
         TenantsAction::Delete { id, confirm } => delete(&mut client, &id, &confirm).await,
         TenantsAction::Purge { id, no_wait, confirm } => purge(&mut client, &id, no_wait, &confirm).await,
@@ -190,43 +190,48 @@ async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow:
         // The gateway refuses it, so there is nothing to ask.
         return client.call(Method::DELETE, url, None).await.map(drop);
     }
-    let (with, waiting) = content(&client.get(url.clone()).await?)?;
-    confirm.ask(&format!("this deletes tenant {id} {with}, and cancels {}", cancelled(waiting)))?;
+    let (with, waiting) = describe_content(&client.get(url.clone()).await?)?;
+    confirm.confirm(&format!("this deletes tenant {id} {with}, and cancels {}", cancelled_words(waiting)))?;
     // The answer may have taken a while.
-    let (with, waiting) = content(&client.get(url.clone()).await?)?;
+    let (with, waiting) = describe_content(&client.get(url.clone()).await?)?;
     client.call(Method::DELETE, url, None).await?;
-    output::deleted(client.format, id, waiting, &format!("deleted {id} {with}, and cancelled {}", cancelled(waiting)))
+    output::print_deleted(
+        client.format,
+        id,
+        waiting,
+        &format!("deleted {id} {with}, and cancelled {}", cancelled_words(waiting)),
+    )
 }
 
 async fn purge(client: &mut Client, id: &str, no_wait: bool, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.url(&["tenants", id])?;
     if !matches!(id, TenantId::DEFAULT | TenantId::SYSTEM) {
-        let what = match client.find(url).await? {
+        let what = match client.get_if_found(url).await? {
             Some(tenant) => {
-                let (with, waiting) = content(&tenant)?;
-                format!("this deletes tenant {id} {with}, cancels {}, and deletes", cancelled(waiting))
+                let (with, waiting) = describe_content(&tenant)?;
+                format!("this deletes tenant {id} {with}, cancels {}, and deletes", cancelled_words(waiting))
             }
             None => format!("this deletes what is left of the deleted tenant {id}:"),
         };
-        confirm.ask(&format!(
+        confirm.confirm(&format!(
             "{what} all its events, deliveries, answers, figures and audit entries; nothing of it can be restored but from a backup"
         ))?;
     }
     let url = client.url(&["tenants", id, "purge"])?;
     let started = client.post(url, None).await?;
-    let job = output::text(&output::parse(&started)?, "id");
+    let job = output::text_cell(&output::parse(&started)?, "id");
     if no_wait {
-        return output::record(client.format, &started);
+        return output::print_record(client.format, &started);
     }
     let url = client.url(&["tenants", TenantId::SYSTEM, "jobs", &job])?;
     watch_at(client, url).await
 }
 
 /// Says what a tenant has, and how many of its deliveries wait, if that is known.
-fn content(tenant: &str) -> anyhow::Result<(String, Option<u64>)> {
+fn describe_content(tenant: &str) -> anyhow::Result<(String, Option<u64>)> {
     let usage = &output::parse(tenant)?["usage"];
     let count = |name: &str| usage[name].as_u64().unwrap_or(0);
-    let endpoints = counted(count("endpoints"), "endpoint", "endpoints");
-    let tokens = counted(count("tokens"), "token", "tokens");
+    let endpoints = count_with_noun(count("endpoints"), "endpoint", "endpoints");
+    let tokens = count_with_noun(count("tokens"), "token", "tokens");
     Ok((format!("with {endpoints} and {tokens}"), usage["waiting"].as_u64()))
 }

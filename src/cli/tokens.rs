@@ -7,7 +7,7 @@ use http::Method;
 use super::client::ClientArgs;
 use super::failure::CommandFailure;
 use super::output::{self, Column};
-use super::request::{JsonBody, PageArgs, ask, future_time};
+use super::request::{JsonBody, PageArgs, add_filters, future_time};
 use crate::model::named_enum::NamedEnum;
 use crate::model::token::Right;
 
@@ -33,7 +33,7 @@ enum TokensAction {
         /// When it stops being good: 2026-11-15T08:00:00Z, or 30d for thirty days from now.
         #[arg(long, value_name = "TIME", value_parser = future_time)]
         expires_at: Option<String>,
-        /// What people call it.
+        /// Name of the token, for people.
         #[arg(long)]
         name: Option<String>,
     },
@@ -47,13 +47,13 @@ enum TokensAction {
 }
 
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("tenant", |row, _| output::text(row, "tenant")),
-    ("name", |row, _| output::text(row, "name")),
-    ("rights", |row, _| output::text(row, "rights")),
-    ("created at", |row, now| output::time(row, "created_at", now)),
-    ("expires at", |row, now| output::time(row, "expires_at", now)),
-    ("last used at", |row, now| output::time(row, "last_used_at", now)),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("tenant", |row, _| output::text_cell(row, "tenant")),
+    ("name", |row, _| output::text_cell(row, "name")),
+    ("rights", |row, _| output::text_cell(row, "rights")),
+    ("created at", |row, now| output::instant_cell(row, "created_at", now)),
+    ("expires at", |row, now| output::instant_cell(row, "expires_at", now)),
+    ("last used at", |row, now| output::instant_cell(row, "last_used_at", now)),
 ];
 
 /// Runs the action and prints the gateway's answer.
@@ -69,19 +69,19 @@ pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
                 .field("rights", Some(&rights))
                 .field("expires_at", expires_at.as_ref())
                 .field("name", name.as_ref());
-            output::record(format, &client.post(url, Some(body)).await?)
+            output::print_record(format, &client.post(url, Some(body)).await?)
         }
         TokensAction::List(page) => {
             let mut url = client.url(&["tokens"])?;
             let tenant = Some(client.tenant.as_str()).filter(|_| client.is_tenant_named);
-            ask(&mut url, &[("tenant", tenant)]);
-            page.ask(&mut url);
-            output::list(format, &client.get(url).await?, "tokens", COLUMNS)
+            add_filters(&mut url, &[("tenant", tenant)]);
+            page.add_to_query(&mut url);
+            output::print_list(format, &client.get(url).await?, "tokens", COLUMNS)
         }
         TokensAction::Revoke { id } => {
             let url = client.url(&["tokens", &id])?;
             client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("revoked {id}"))
+            output::print_sentence(format, &format!("revoked {id}"))
         }
     }
 }

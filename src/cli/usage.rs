@@ -4,8 +4,8 @@ use jiff::civil::Date;
 use serde_json::Value;
 
 use super::client::ClientArgs;
-use super::output::{self, Column, OutputFormat, text};
-use super::request::ask;
+use super::output::{self, Column, OutputFormat, text_cell};
+use super::request::add_filters;
 use super::screen::Screen;
 use crate::clock::{Clock, SystemClock};
 
@@ -15,20 +15,20 @@ pub struct UsageArgs {
     #[command(flatten)]
     access: ClientArgs,
     /// A UTC day, such as 2026-11-17.
-    #[arg(long, value_name = "DATE", value_parser = day)]
+    #[arg(long, value_name = "DATE", value_parser = parse_day)]
     day: Date,
 }
 
 const COLUMNS: &[Column] = &[
-    ("tenant", |row, _| text(row, "tenant")),
-    ("events", |row, _| text(row, "events")),
-    ("deliveries", |row, _| text(row, "deliveries")),
-    ("bytes", |row, _| text(row, "bytes")),
-    ("attempts", |row, _| text(row, "attempts")),
+    ("tenant", |row, _| text_cell(row, "tenant")),
+    ("events", |row, _| text_cell(row, "events")),
+    ("deliveries", |row, _| text_cell(row, "deliveries")),
+    ("bytes", |row, _| text_cell(row, "bytes")),
+    ("attempts", |row, _| text_cell(row, "attempts")),
     ("final", |row, _| if row["is_final"] == true { "yes".to_owned() } else { "not yet".to_owned() }),
 ];
 
-fn day(text: &str) -> Result<Date, String> {
+fn parse_day(text: &str) -> Result<Date, String> {
     text.parse().map_err(|_| "write a UTC day such as 2026-11-17".to_owned())
 }
 
@@ -37,7 +37,7 @@ fn day(text: &str) -> Result<Date, String> {
 pub async fn run(args: UsageArgs) -> anyhow::Result<()> {
     let mut client = args.access.client().await?;
     let mut url = client.url(&["usage"])?;
-    ask(&mut url, &[("day", Some(&args.day.to_string()))]);
+    add_filters(&mut url, &[("day", Some(&args.day.to_string()))]);
     let body = client.get(url).await?;
     let mut lines = Vec::new();
     for line in body.lines() {

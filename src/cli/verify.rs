@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use posthaste_receiver::{Profile, SecretError};
 
 use super::failure::{CommandFailure, ExitReason};
-use super::output::{moment, print};
+use super::output::{print, render_moment};
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::signature_check::{ProfileCheck, SavedRequest, parse_headers};
 
@@ -50,15 +50,15 @@ pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
         ));
     }
     let secrets: Vec<String> = match &args.secret_file {
-        Some(file) => String::from_utf8(read(file)?)?.lines().map(str::to_owned).collect(),
+        Some(file) => String::from_utf8(read_input(file)?)?.lines().map(str::to_owned).collect(),
         None => args.secrets,
     };
-    let headers = parse_headers(&String::from_utf8(read(&args.headers)?)?).map_err(CommandFailure::usage)?;
-    let body = read(&args.body)?;
+    let headers = parse_headers(&String::from_utf8(read_input(&args.headers)?)?).map_err(CommandFailure::usage)?;
+    let body = read_input(&args.body)?;
     let request = SavedRequest { headers: &headers, body: &body };
     let now = SystemClock.now();
     let checks = match args.profile {
-        Some(profile) => vec![request.check(profile, &secrets, now.into()).map_err(unusable)?],
+        Some(profile) => vec![request.check(profile, &secrets, now.into()).map_err(unusable_secret)?],
         None => check_all(request, &secrets, now)?,
     };
     for check in &checks {
@@ -83,7 +83,7 @@ fn check_all(request: SavedRequest<'_>, secrets: &[String], now: Timestamp) -> a
             continue;
         }
         let given: Vec<String> = usable.iter().map(|n| secrets[*n].clone()).collect();
-        let mut check = request.check(profile, &given, now.into()).map_err(unusable)?;
+        let mut check = request.check(profile, &given, now.into()).map_err(unusable_secret)?;
         // A secret is called by the place that it was given at.
         check.signature = check.signature.map(|secret| usable[secret]);
         if !check.is_absent() {
@@ -93,7 +93,7 @@ fn check_all(request: SavedRequest<'_>, secrets: &[String], now: Timestamp) -> a
     Ok(checks)
 }
 
-fn unusable(problem: SecretError) -> CommandFailure {
+fn unusable_secret(problem: SecretError) -> CommandFailure {
     CommandFailure::usage(problem.to_string())
 }
 
@@ -101,7 +101,7 @@ fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+fn read_input(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if is_stdin(path) {
         std::io::stdin().read_to_end(&mut bytes)?;
@@ -113,7 +113,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// Renders the checks of one profile.
 fn render(check: &ProfileCheck, now: Timestamp) -> String {
     let signature = check.signature_words(|secret| format!("secret {}", secret + 1));
-    let time = check.time_words(|at| moment(at, now));
+    let time = check.time_words(|at| render_moment(at, now));
     format!("{}\n  signature  {signature}\n  time       {time}", check.profile)
 }
 
@@ -145,6 +145,25 @@ mod tests {
         assert!(!is_passed && text.contains("signature  failed: no signature in webhook-signature fits"), "{text}");
         let (is_passed, text) = told(&[BODY, b"\n"].concat(), SECRET, 1_614_265_333);
         assert!(!is_passed && text.contains("without its last line break"), "{text}");
+    }
+
+    #[test]
+    fn a_changed_header_is_not_blamed_on_the_body_and_a_bad_time_not_on_the_signature() {
+        let told = |headers: &str| {
+            let headers = parse_headers(headers).unwrap();
+            let now = Timestamp::from_second(1_614_265_333).unwrap();
+            let request = SavedRequest { headers: &headers, body: BODY };
+            render(&request.check(Profile::Standard, &[SECRET.to_owned()], now.into()).unwrap(), now)
+        };
+        let text = told(&HEADERS.replace("msg_p5", "msg_p6"));
+        let words =
+            "fits the secret: the sender has another one, or webhook-id, webhook-timestamp or the body is not byte";
+        assert!(text.contains(words), "{text}");
+        let text = told(&HEADERS.replace("1614265330", "yesterday"));
+        assert!(
+            text.contains("signature  not checked") && text.contains("time       failed: the timestamp in"),
+            "{text}"
+        );
     }
 
     #[test]

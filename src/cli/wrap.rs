@@ -6,11 +6,11 @@ pub const WIDTH: usize = 80;
 
 /// Wraps a text between words. With an indent, every line but the first is indented
 /// by two more spaces, so that sentences can be told apart.
-pub fn wrapped(text: &str, indent: &str) -> String {
+pub fn wrap_text(text: &str, indent: &str) -> String {
     wrapped_to(text, indent, WIDTH)
 }
 
-/// Wraps a text like [`wrapped`], to a width.
+/// Wraps a text like [`wrap_text`], to a width.
 pub fn wrapped_to(text: &str, indent: &str, max_width: usize) -> String {
     let mut lines = vec![String::new()];
     for word in words_and_commands(text) {
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn a_text_is_broken_between_words_but_never_inside_a_command() {
         let text = format!("{} `posthaste dead-letters replay dlv_1` tries it again", "a word ".repeat(9).trim());
-        let lines: Vec<String> = wrapped(&text, "  ").lines().map(str::to_owned).collect();
+        let lines: Vec<String> = wrap_text(&text, "  ").lines().map(str::to_owned).collect();
         assert_eq!(lines[1], "    `posthaste dead-letters replay dlv_1` tries it again");
         assert!(lines[0].starts_with("  a word") && lines[0].ends_with("word"), "{lines:?}");
     }

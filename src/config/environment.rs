@@ -60,9 +60,9 @@ fn is_service_link(rest: &str, value: &str) -> bool {
 fn nearest_variable(name: &str) -> Option<String> {
     let name = name.to_uppercase();
     let of_commands = OF_THE_COMMAND_LINE.iter().map(|rest| format!("{PREFIX}{rest}"));
-    let near = of_commands.map(|known| (distance(&known, &name), known)).min()?;
+    let near = of_commands.map(|known| (edit_distance(&known, &name), known)).min()?;
     match nearest_setting(&name).map(str::to_owned) {
-        Some(setting) if distance(&setting, &name) <= near.0 => Some(setting),
+        Some(setting) if edit_distance(&setting, &name) <= near.0 => Some(setting),
         other => Some(near.1).filter(|_| near.0 <= 2).or(other),
     }
 }
@@ -70,7 +70,7 @@ fn nearest_variable(name: &str) -> Option<String> {
 /// Returns the variable of the setting whose name is spelt most alike, if one is
 /// close.
 fn nearest_setting(name: &str) -> Option<&'static str> {
-    let near = reference().into_iter().map(|setting| (distance(setting.env, name), setting.env)).min()?;
+    let near = reference().into_iter().map(|setting| (edit_distance(setting.env, name), setting.env)).min()?;
     let is_close = near.0 <= 2 || near.0 * 4 <= name.len() - "POSTHASTE_".len();
     is_close.then_some(near.1)
 }
@@ -85,7 +85,7 @@ pub fn nearest_name(name: &str) -> Option<String> {
 
 /// Returns how many letters must be added, removed or replaced to turn one text
 /// into the other.
-fn distance(one: &str, other: &str) -> usize {
+fn edit_distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], at + 1);
@@ -126,6 +126,9 @@ mod tests {
         assert_eq!(nearest_variable("posthaste_allow_http").as_deref(), Some("POSTHASTE_ALLOW_HTTP"));
         assert_eq!(nearest_setting("POSTHASTE_DATABSE"), None);
         assert_eq!(nearest_setting("POSTHASTE_COLOUR"), None);
-        assert_eq!((distance("kitten", "sitting"), distance("", "abc"), distance("abc", "abc")), (3, 3, 0));
+        assert_eq!(
+            (edit_distance("kitten", "sitting"), edit_distance("", "abc"), edit_distance("abc", "abc")),
+            (3, 3, 0)
+        );
     }
 }

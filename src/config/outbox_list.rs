@@ -8,9 +8,6 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::model::database::DatabaseUrl;
 
-/// Most outboxes of one gateway.
-const OUTBOXES_MAX: usize = 16;
-
 /// The databases whose outboxes are relayed, with blanks between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutboxList {
@@ -55,12 +52,6 @@ pub(super) fn outbox_urls(given: &OutboxList, file: Option<&Path>) -> anyhow::Re
     if let Some((n, twice)) = urls.iter().enumerate().find(|(n, url)| urls[..*n].contains(url)) {
         bail!("outbox {} is named twice: {twice}; name each database once", n + 1);
     }
-    if urls.len() > OUTBOXES_MAX {
-        bail!(
-            "there are {} outboxes; name at most {OUTBOXES_MAX}, and start `posthaste outbox relay` for others",
-            urls.len()
-        );
-    }
     Ok(urls)
 }
 
@@ -89,8 +80,6 @@ mod tests {
         assert!(twice.contains("outbox 2 is named twice") && !twice.contains("hush"), "{twice}");
         let wrong = urls("postgres://a:hush@db/one mysql://a:hush@db").unwrap_err();
         assert!(wrong.contains("outbox is wrong: it is not a postgres URL") && !wrong.contains("hush"), "{wrong}");
-        let many: Vec<String> = (0..=OUTBOXES_MAX).map(|n| format!("postgres://db/{n}")).collect();
-        assert!(urls(&many.join(" ")).unwrap_err().contains("at most 16"));
     }
 
     #[test]

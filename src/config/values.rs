@@ -16,7 +16,7 @@ use crate::model::egress::{DnsResolver, ProxyUrl, read_network};
 use crate::model::logged_attempts::LoggedAttempts;
 use crate::model::mail::MailServer;
 use crate::model::named_enum::NamedEnum;
-use crate::model::page_address::FrameOrigin;
+use crate::model::page_address::{FrameOrigin, PortalUrl};
 use crate::model::slo_target::SloTarget;
 use crate::model::source_address::SourceAddresses;
 use crate::model::span::Span;
@@ -125,6 +125,10 @@ pub struct YesNo(pub bool);
 /// none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalPublicUrl(pub Option<String>);
+
+/// The address of the portal on a host of its own, or none, which is written as an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionalPortalUrl(pub Option<PortalUrl>);
 
 /// A retention time, or none, which means that `--retention` applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -344,6 +348,19 @@ impl fmt::Display for OptionalPublicUrl {
     }
 }
 
+impl FromStr for OptionalPortalUrl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|url| Self(Some(url))) }
+    }
+}
+
+impl fmt::Display for OptionalPortalUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.as_ref().map_or("", PortalUrl::as_str))
+    }
+}
+
 impl FromStr for OptionalRetention {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -466,6 +483,7 @@ deserialize_from_text!(
     SourceAddresses,
     OptionalProxy,
     OptionalPublicUrl,
+    OptionalPortalUrl,
     OptionalRetention,
     Count,
     DashboardPlace,

@@ -80,3 +80,42 @@ impl PageContext {
         PageAnswer::LeadTo(format!("{}{path}{done}", self.frame.root))
     }
 }
+
+#[cfg(test)]
+impl PageContext {
+    /// Builds the request of an operator, with these routes in place of the API.
+    pub fn of_routes(routes: axum::Router, params: &[(&str, &str)], form: &[u8]) -> Self {
+        use super::api_caller::AnswerMemory;
+        use super::cookies::ThemeChoice;
+        use crate::api::origin::RequestId;
+        use crate::model::id::TokenId;
+        use crate::model::sign_in::{OPERATOR_SESSION, SignIn, SignInMaker};
+        use crate::model::token::{Right, Token, TokenKind};
+        let (site, now) = (Site::Operator, Timestamp::UNIX_EPOCH);
+        let maker = SignInMaker::Token(TokenId::mint(now, 1));
+        let token = Token {
+            id: TokenId::mint(now, 2),
+            kind: TokenKind::Session,
+            tenant: None,
+            name: "session of a test".to_owned(),
+            rights: vec![Right::Admin],
+            hash: [0; 32],
+            created_at: now,
+            expires_at: None,
+            used_at: None,
+            sign_in: Some(SignIn { site, maker, session_for: OPERATOR_SESSION, return_url: None, theme: None }),
+        };
+        let session = PageSession::of(token.into()).expect("it is a session");
+        let memory = AnswerMemory { kept: Default::default(), now, reader: String::new() };
+        let (headers, id) = (http::HeaderMap::new(), RequestId("req_test".to_owned()));
+        Self {
+            api: ApiCaller::new(routes, session.principal(), None, &headers, &id, memory),
+            frame: Frame::new(site, "/", ThemeChoice::Auto, Some(&session), ""),
+            session,
+            query: FormValues::default(),
+            form: FormValues::parse(form),
+            now,
+            params: params.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        }
+    }
+}

@@ -30,6 +30,11 @@ impl SessionCookie {
         Self { name, site, transport }
     }
 
+    /// Returns the cookie beside it that has the way back; see [`WayBack`](super::way_back::WayBack).
+    pub fn way_back(&self) -> Self {
+        Self { name: format!("{}-back", self.name), ..self.clone() }
+    }
+
     /// Returns the session's secret that a request carries; none if it has two.
     pub fn read(&self, headers: &HeaderMap) -> Option<String> {
         let mut values = cookies(headers).filter(|(name, _)| *name == self.name).map(|(_, value)| value.to_owned());

@@ -17,6 +17,7 @@ pub fn sentence(name: &str) -> Option<&'static str> {
         "breaker_closed" => "The breaker is closed. Deliveries go out again, a few at first.",
         "breaker_opened" => "The breaker is open. Deliveries are held.",
         "signed_out" => "The session is over on every node.",
+        "everybody_signed_out" => "All sessions are over on every node, and open links no longer work.",
         "revoked" => "Revoked. No node accepts it any more.",
         "job_started" => "The job has begun.",
         "job_paused" => "The job is paused.",

@@ -37,9 +37,28 @@ impl FormValues {
         named.map(|(_, value)| value.trim()).collect()
     }
 
+    /// Returns the values of all names but these, each name once with its first value.
+    pub fn besides(&self, names: &[&str]) -> Vec<(String, String)> {
+        let mut found: Vec<(String, String)> = Vec::new();
+        for (name, value) in &self.values {
+            let is_known = names.contains(&name.as_str()) || found.iter().any(|(known, _)| known == name);
+            if !is_known && !value.trim().is_empty() {
+                found.push((name.clone(), value.trim().to_owned()));
+            }
+        }
+        found
+    }
+
     /// Whether there is a value of this name.
     pub fn has(&self, name: &str) -> bool {
         self.given(name).is_some()
+    }
+
+    /// Returns the whole query but for this name: `?a=1&b=2`, or nothing.
+    pub fn without(&self, name: &str) -> String {
+        let others = self.values.iter().filter(|(other, _)| other != name);
+        let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(others).finish();
+        if query.is_empty() { query } else { format!("?{query}") }
     }
 
     /// Returns a query of these names, with the values that are given, and with
@@ -79,5 +98,9 @@ mod tests {
         assert_eq!(query.given("cause"), None);
         assert_eq!(query.query_with(&["state", "q"], &[("cursor", "y z")]), "?state=dead&q=a%26b&q=c&cursor=y+z");
         assert_eq!(query.query_with(&["state"], &[("state", "")]), "");
+        assert_eq!(query.without("q"), "?state=dead&cause=&cursor=x");
+        assert_eq!(FormValues::parse(b"q=1").without("q"), "");
+        let besides = query.besides(&["state", "cursor"]);
+        assert_eq!(besides, [("q".to_owned(), "a&b".to_owned())], "one value of each other name");
     }
 }

@@ -15,6 +15,11 @@ use crate::model::token::{RequiredRight, Right};
 pub static FORM_TOKEN_PLACE: LazyLock<String> = LazyLock::new(|| format!("f{:032x}", rand::random::<u128>()));
 /// Stands for the server's time in milliseconds while a page is rendered.
 pub static NOW_PLACE: LazyLock<String> = LazyLock::new(|| format!("n{:032x}", rand::random::<u128>()));
+/// Stands for the name of the session while a page is rendered, so that one rendering is
+/// for all who may see the same.
+pub static NAME_PLACE: LazyLock<String> = LazyLock::new(|| format!("s{:032x}", rand::random::<u128>()));
+/// Stands for the link to the page that the person came from, which is a session's own.
+pub static BACK_PLACE: LazyLock<String> = LazyLock::new(|| format!("b{:032x}", rand::random::<u128>()));
 
 /// What the layout of a page needs.
 #[derive(Clone)]
@@ -28,16 +33,19 @@ pub struct Frame {
     pub base: String,
     /// Name of the page's part in the navigation.
     pub section: String,
-    /// Path of the page below the root of its site, for the sign-in's way back.
+    /// Path of the page below the root of its site.
     pub path: String,
+    /// Address of the page below the root of its site with its query, to which the choice
+    /// of a look leads back.
+    pub address: String,
     /// Light, dark, or as the browser says.
     pub look: ThemeChoice,
     /// Name of the product, or of the portal.
     pub brand: String,
     /// Tenant of the portal.
     pub tenant: Option<String>,
-    /// Who is signed in, for people.
-    pub signed_in_as: String,
+    /// Whether somebody is signed in.
+    pub is_signed_in: bool,
     /// Whether the person may change things in tenants.
     pub may_manage: bool,
     /// Whether the person may see the gateway as a whole.
@@ -46,12 +54,13 @@ pub struct Frame {
     pub is_admin: bool,
     /// Sentence about the action that led here.
     pub done: Option<&'static str>,
-    /// Where the portal leads back to.
-    pub return_url: Option<String>,
-    /// Whether the page has a stylesheet for its colours and its logo.
-    pub has_theme: bool,
+    /// Digest of the stylesheet that has the portal's colours and its logo.
+    pub theme: Option<String>,
     /// Origins that may show the page in a frame, with spaces between them.
     pub frame_origins: String,
+    /// Address of the page where this one was sent in answer to an action: there, its figures
+    /// are asked for again. Empty if it is the address in the browser.
+    pub page: String,
 }
 
 impl Frame {
@@ -80,17 +89,27 @@ impl Frame {
             base: relative(path, "/"),
             section: inner.trim_start_matches('/').split('/').next().unwrap_or_default().to_owned(),
             path: inner.trim_start_matches('/').to_owned(),
+            address: inner.trim_start_matches('/').to_owned(),
             look,
             brand: theme.and_then(|theme| theme.name.clone()).unwrap_or_else(|| "Posthaste".into()),
             tenant: session.and_then(PageSession::tenant).map(ToString::to_string),
-            signed_in_as: session.map(PageSession::name).unwrap_or_default(),
+            is_signed_in: session.is_some(),
             may_manage: may(RequiredRight::Right(Right::Manage), false),
             is_operator: site == Site::Operator && may(RequiredRight::Admin, true),
             is_admin: site == Site::Operator && may(RequiredRight::Admin, false),
             done: flash::sentence(done),
-            return_url: session.and_then(PageSession::return_url).map(str::to_owned),
-            has_theme: site == Site::Portal && session.is_some(),
+            theme: None,
             frame_origins: String::new(),
+            page: String::new(),
+        }
+    }
+
+    /// Returns the address of a page from its path below the root of the site.
+    pub fn address_of(&self, path: &str) -> String {
+        match (self.site, path) {
+            // The portal's home has no slash at its end.
+            (Site::Portal, "") => format!("{}../portal", self.root),
+            (_, path) => format!("{}{path}", self.root),
         }
     }
 
@@ -117,6 +136,16 @@ impl Frame {
     /// Returns what stands for the token of forms until the page is sent.
     pub fn form_token(&self) -> &'static str {
         &FORM_TOKEN_PLACE
+    }
+
+    /// Returns what stands for the name of the session until the page is sent.
+    pub fn name(&self) -> &'static str {
+        &NAME_PLACE
+    }
+
+    /// Returns what stands for the link back until the page is sent.
+    pub fn back(&self) -> &'static str {
+        &BACK_PLACE
     }
 
     /// Returns what stands for the server's time until the page is sent.

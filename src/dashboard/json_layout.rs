@@ -6,8 +6,8 @@ use std::fmt::Write;
 /// Deepest indentation, in levels. Accepted data is at most 64 levels deep.
 const LEVELS_MAX: usize = 64;
 
-/// Returns the same tokens with line breaks and indentation between them. A text
-/// that is not JSON loses no character that is not white space.
+/// Returns the same tokens with line breaks and indentation between them. In a
+/// text that is not JSON only white space changes.
 pub fn laid_out(text: &str) -> String {
     let mut laid = String::with_capacity(text.len() * 2);
     let mut level = 0_usize;

@@ -34,7 +34,9 @@ pub mod flash;
 pub mod forms;
 pub mod frame;
 pub mod json_layout;
+pub mod kept_answers;
 pub mod linked_sentence;
+mod not_a_page;
 pub mod page_answer;
 pub mod page_cache;
 pub mod page_error;
@@ -48,6 +50,7 @@ pub mod shown_delivery;
 mod sign_in_pages;
 pub mod tail_rows;
 pub mod transport;
+mod way_back;
 pub mod words;
 
 /// The parts that pages share.
@@ -57,11 +60,13 @@ pub struct Dashboard {
     /// Routes of the API, which pages call inside the process.
     pub routes: Router,
     /// How people reach the pages.
-    pub reach: transport::Reach,
+    pub transport: transport::TransportSettings,
     /// Values of the `frame-ancestors` of the portal; empty if it may not be framed.
     pub portal_origins: Vec<String>,
     /// Pages rendered within the last second.
     pub cache: page_cache::PageCache,
+    /// Answers of the API that change slowly.
+    pub kept: Arc<kept_answers::KeptAnswers>,
 }
 
 impl Dashboard {
@@ -77,7 +82,7 @@ impl Dashboard {
 
 /// Returns the pages as a router, in front of the routes of the API if both
 /// share a listener. Fails with the pages that name no right.
-pub fn router(dashboard: Arc<Dashboard>) -> Result<Router, Vec<String>> {
+pub fn router(dashboard: Arc<Dashboard>, behind: Option<Router>) -> Result<Router, Vec<String>> {
     let pages = page_table::pages(&crate::api::openapi::document())?;
     let mut router = Router::new();
     for page in pages {
@@ -95,7 +100,12 @@ pub fn router(dashboard: Arc<Dashboard>) -> Result<Router, Vec<String>> {
         };
         router = router.route(&path, served);
     }
-    Ok(sign_in_routes(router, &dashboard).route("/assets/{digest}/{name}", get(assets::serve)))
+    let router = router.route("/assets/{digest}/{name}", get(assets::serve));
+    let router = sign_in_routes(router, &dashboard);
+    let other = dashboard.clone();
+    Ok(router
+        .method_not_allowed_fallback(move |request| not_a_page::wrong_method(other.clone(), request))
+        .fallback(move |request| not_a_page::no_page(dashboard.clone(), behind.clone(), request)))
 }
 
 /// Adds the ways in and out of both sites.

@@ -20,6 +20,36 @@ pub struct PageError {
     pub fields: Vec<FieldFault>,
     /// Id of the request, which the log names too.
     pub request_id: String,
+    /// What the request had changed when the problem came up.
+    pub outcome: ChangeOutcome,
+    /// Address of the page to go to instead; empty for none.
+    pub leads_to: Box<str>,
+}
+
+/// What is known of the changes that a request has asked the API for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ChangeOutcome {
+    /// It asked for none, or was refused.
+    #[default]
+    NothingChanged,
+    /// The API failed, before or after the change.
+    Unclear,
+    /// The change was made.
+    Changed,
+}
+
+impl ChangeOutcome {
+    /// Says what became of the change, to the person who asked for it.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::NothingChanged => "Nothing was changed by this request.",
+            Self::Unclear => "Whether this request has changed anything is not certain: look before you repeat it.",
+            Self::Changed => {
+                "What you asked for was done; only the page that shows it could not be made. Look at it before you \
+                 repeat it."
+            }
+        }
+    }
 }
 
 /// One field of a form that was refused.
@@ -48,7 +78,22 @@ impl PageError {
     /// Returns a problem that the page itself found.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let (code, fields, request_id) = (String::new(), Vec::new(), String::new());
-        Self { status, code, detail: detail.into(), fields, request_id }
+        let (outcome, leads_to) = (ChangeOutcome::NothingChanged, Box::default());
+        Self { status, code, detail: detail.into(), fields, request_id, outcome, leads_to }
+    }
+
+    /// Returns the problem with the address of the page to go to instead.
+    pub fn leading_to(self, address: &str) -> Self {
+        Self { leads_to: address.into(), ..self }
+    }
+
+    /// Returns the problem of a page that was given up, since the gateway has more important things to do.
+    pub fn too_slow() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "this page took longer than 10 seconds and was given up; nothing was changed, and events are taken and \
+             delivered all the same. Narrow the filter, or try again in a minute",
+        )
     }
 
     /// Returns the problem of an address that leads nowhere.
@@ -63,11 +108,10 @@ impl PageError {
     pub fn of_problem(status: StatusCode, body: &[u8]) -> Self {
         match serde_json::from_slice::<AnsweredProblem>(body) {
             Ok(document) => Self {
-                status,
                 code: document.code,
-                detail: document.detail,
                 fields: document.errors,
                 request_id: document.request_id,
+                ..Self::new(status, document.detail)
             },
             Err(_) => Self::new(status, "the API answered with an error that has no explanation"),
         }
@@ -91,9 +135,10 @@ impl PageError {
         match self.status {
             StatusCode::NOT_FOUND => "Not found",
             StatusCode::FORBIDDEN => "Not allowed",
+            StatusCode::METHOD_NOT_ALLOWED => "Not a page",
             StatusCode::UNAUTHORIZED => "Sign in",
             StatusCode::CONFLICT => "Not possible now",
-            StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST => "Not accepted",
+            StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST | StatusCode::URI_TOO_LONG => "Not accepted",
             StatusCode::TOO_MANY_REQUESTS => "Too many requests",
             StatusCode::SERVICE_UNAVAILABLE => "Not available now",
             _ => "Something went wrong",

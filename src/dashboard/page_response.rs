@@ -1,5 +1,6 @@
 //! Parts of answers that pages and sign-ins share: sessions, forms, errors.
 
+use askama::Template;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, LOCATION};
@@ -10,14 +11,14 @@ use http_body_util::{BodyExt, Limited};
 use super::Dashboard;
 use super::cookies::SessionCookie;
 use super::forms::FormValues;
-use super::frame::{FORM_TOKEN_PLACE, Frame, NOW_PLACE};
+use super::frame::{BACK_PLACE, FORM_TOKEN_PLACE, Frame, NAME_PLACE, NOW_PLACE};
 use super::page_error::PageError;
 use super::pages::problem::ProblemPage;
 use super::transport::BrowserTransport;
 use super::{same_origin, security_headers};
 use crate::api::origin;
 use crate::api::sign_in::{self, PageSession};
-use crate::model::sign_in::Site;
+use crate::model::sign_in::{PORTAL_LINK_OF, Site};
 
 /// Largest form, in bytes: a pasted request with its body.
 const FORM_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -46,7 +47,7 @@ pub async fn find_session(
 
 /// Returns the client's address, for sign-ins.
 pub fn client(dashboard: &Dashboard, request: &Parts) -> Option<std::net::IpAddr> {
-    origin::client_of(&request.extensions, &request.headers, &dashboard.reach.trusted_proxies)
+    origin::client_of(&request.extensions, &request.headers, &dashboard.transport.trusted_proxies)
 }
 
 /// Reads the values of a form.
@@ -78,10 +79,35 @@ pub fn html_response(html: String) -> Response {
     response
 }
 
+/// The name of a session, escaped.
+#[derive(Template)]
+#[template(source = "{{ name }}", ext = "html")]
+struct SessionName<'a> {
+    name: &'a str,
+}
+
+/// The link to the page that a person came from.
+#[derive(Template)]
+#[template(source = r#"<a href="{{ url }}" rel="noreferrer" target="_top">Back</a>"#, ext = "html")]
+struct BackLink<'a> {
+    url: &'a str,
+}
+
 /// Puts the values of the session and of this moment into rendered HTML.
 pub fn fill_in(dashboard: &Dashboard, html: &str, signed_in: Option<&SignedIn>) -> String {
     let token = signed_in.map(|signed_in| same_origin::form_token(&signed_in.secret)).unwrap_or_default();
-    html.replace(FORM_TOKEN_PLACE.as_str(), &token).replace(NOW_PLACE.as_str(), &now_millis(dashboard).to_string())
+    let session = signed_in.map(|signed_in| &signed_in.session);
+    let name = session.map(PageSession::name).map(shown_name).unwrap_or_default();
+    let back = session.and_then(PageSession::return_url).map(|url| BackLink { url }.render().unwrap_or_default());
+    html.replace(FORM_TOKEN_PLACE.as_str(), &token)
+        .replace(NOW_PLACE.as_str(), &now_millis(dashboard).to_string())
+        .replace(NAME_PLACE.as_str(), &SessionName { name: &name }.render().unwrap_or_default())
+        .replace(BACK_PLACE.as_str(), &back.unwrap_or_default())
+}
+
+/// Returns the name of a session without that of the operator who made its link.
+fn shown_name(name: String) -> String {
+    if name.starts_with(PORTAL_LINK_OF) { "a portal link".to_owned() } else { name }
 }
 
 /// Returns the wall time in milliseconds.
@@ -92,7 +118,7 @@ pub fn now_millis(dashboard: &Dashboard) -> i64 {
 /// Answers with a page that shows a problem.
 pub fn error_page(dashboard: &Dashboard, frame: &Frame, problem: &PageError, signed_in: Option<&SignedIn>) -> Response {
     let page = ProblemPage { frame: frame.clone(), problem: problem.clone() };
-    let html = askama::Template::render(&page).unwrap_or_else(|_| problem.detail.clone());
+    let html = page.render().unwrap_or_else(|_| problem.detail.clone());
     let mut response = html_response(fill_in(dashboard, &html, signed_in));
     *response.status_mut() = problem.status;
     security_headers::add(response.headers_mut(), frame.site, &dashboard.portal_origins);

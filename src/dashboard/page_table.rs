@@ -25,6 +25,9 @@ pub struct PageRoute {
     pub path: String,
     /// Access that it needs, as the operation of the API does.
     pub access: RouteAccess,
+    /// Access that it needs if its query names a tenant: the page is then about that
+    /// tenant alone. None if it needs the same whatever the query names.
+    pub access_in_tenant: Option<RouteAccess>,
     /// Function that answers it.
     pub handler: PageHandler,
 }
@@ -38,22 +41,29 @@ struct Row {
     operator: Option<&'static str>,
     /// Operation that the portal's page needs; none if only the operator has it.
     portal: Option<&'static str>,
+    /// Operation that the operator's page needs if its query names a tenant; none if
+    /// that changes nothing.
+    in_tenant: Option<&'static str>,
     handler: PageHandler,
 }
 
 macro_rules! pages {
-    ($($method:ident $path:literal [$operator:tt $portal:tt] $handler:path;)*) => {
+    ($($method:ident $path:literal [$operator:tt $portal:tt $($in_tenant:ident)?] $handler:path;)*) => {
         vec![$(Row {
             method: Method::$method,
             path: $path,
             operator: operation!($operator),
             portal: operation!($portal),
+            in_tenant: operation!($($in_tenant)?),
             handler: |page| Box::pin($handler(page)),
         }),*]
     };
 }
 
 macro_rules! operation {
+    () => {
+        None
+    };
     (-) => {
         None
     };
@@ -63,7 +73,8 @@ macro_rules! operation {
 }
 
 /// Returns the rows of every page: method, path, operation of the operator's page,
-/// operation of the portal's page, handler.
+/// operation of the portal's page, handler. A third operation is the one that the
+/// operator's page needs if its query names a tenant.
 fn rows() -> Vec<Row> {
     [endpoint_rows(), delivery_rows(), recovery_rows(), tool_rows(), gateway_rows(), portal_rows()]
         .into_iter()
@@ -76,7 +87,7 @@ fn rows() -> Vec<Row> {
 fn endpoint_rows() -> Vec<Row> {
     pages! {
         GET "/" [get_attention -] pages::overview::show;
-        GET "/endpoints" [list_all_endpoints list_endpoints] pages::endpoints::show;
+        GET "/endpoints" [list_all_endpoints list_endpoints list_endpoints] pages::endpoints::show;
         GET "/endpoints/new" [create_endpoint create_endpoint] pages::endpoint_form::new;
         POST "/endpoints/{tenant}/new" [create_endpoint create_endpoint] pages::endpoint_form::create;
         GET "/endpoints/{tenant}/{endpoint}" [get_endpoint get_endpoint] pages::endpoint::show;
@@ -98,7 +109,7 @@ fn endpoint_rows() -> Vec<Row> {
 #[rustfmt::skip]
 fn delivery_rows() -> Vec<Row> {
     pages! {
-        GET "/deliveries" [list_all_deliveries list_deliveries] pages::deliveries::show;
+        GET "/deliveries" [list_all_deliveries list_deliveries list_deliveries] pages::deliveries::show;
         GET "/deliveries/{tenant}/{delivery}" [explain_delivery explain_delivery] pages::delivery::show;
         GET "/deliveries/{tenant}/{delivery}/answers/{attempt}" [list_delivery_attempts list_delivery_attempts] pages::delivery::download_answer;
         POST "/deliveries/{tenant}/{delivery}/retry" [retry_delivery retry_delivery] pages::delivery::retry;
@@ -112,10 +123,10 @@ fn delivery_rows() -> Vec<Row> {
         GET "/events/{tenant}/{event}/data" [get_event get_event] pages::event::download_data;
         GET "/events/{tenant}/{event}/expunge" [expunge_event_data expunge_event_data] pages::event::confirm_expunge;
         POST "/events/{tenant}/{event}/expunge" [expunge_event_data expunge_event_data] pages::event::expunge;
-        GET "/event-types" [get_type_figures get_tenant_type_figures] pages::event_types::show;
-        GET "/live" [list_all_deliveries list_deliveries] pages::live::show;
-        GET "/live/stream" [tail_attempts tail_tenant_attempts] pages::live::stream;
-        GET "/search" [find_by_id list_deliveries] pages::search::show;
+        GET "/event-types" [get_type_figures get_tenant_type_figures get_tenant_type_figures] pages::event_types::show;
+        GET "/live" [list_all_deliveries list_deliveries list_deliveries] pages::live::show;
+        GET "/live/stream" [tail_attempts tail_tenant_attempts tail_tenant_attempts] pages::live::stream;
+        GET "/search" [find_by_id list_deliveries list_deliveries] pages::search::show;
     }
 }
 
@@ -123,12 +134,12 @@ fn delivery_rows() -> Vec<Row> {
 #[rustfmt::skip]
 fn recovery_rows() -> Vec<Row> {
     pages! {
-        GET "/dead-letters" [group_all_dead_letters group_dead_letters] pages::dead_letters::show;
-        GET "/dead-letters/list" [list_all_dead_letters list_dead_letters] pages::dead_letter_list::show;
-        GET "/dead-letters/export" [list_all_dead_letters list_dead_letters] pages::dead_letter_list::export;
+        GET "/dead-letters" [group_all_dead_letters group_dead_letters group_dead_letters] pages::dead_letters::show;
+        GET "/dead-letters/list" [list_all_dead_letters list_dead_letters list_dead_letters] pages::dead_letter_list::show;
+        GET "/dead-letters/export" [list_all_dead_letters list_dead_letters list_dead_letters] pages::dead_letter_list::export;
         GET "/dead-letters/recover" [create_job create_job] pages::recover::show;
         POST "/dead-letters/recover" [create_job create_job] pages::recover::start;
-        GET "/jobs" [list_all_jobs list_jobs] pages::jobs::list;
+        GET "/jobs" [list_all_jobs list_jobs list_jobs] pages::jobs::list;
         GET "/jobs/{tenant}/{job}" [get_job get_job] pages::jobs::show;
         POST "/jobs/{tenant}/{job}/pause" [pause_job pause_job] pages::jobs::pause;
         POST "/jobs/{tenant}/{job}/resume" [resume_job resume_job] pages::jobs::resume;
@@ -155,10 +166,18 @@ fn gateway_rows() -> Vec<Row> {
         GET "/tenants/{tenant}" [get_tenant -] pages::tenants::show;
         POST "/tenants/{tenant}" [update_tenant -] pages::tenants::save;
         POST "/tenants/{tenant}/portal-link" [create_portal_link -] pages::tenants::make_link;
+        GET "/tenants/{tenant}/portal" [list_portal_sessions -] pages::tenant_portal::show;
+        POST "/tenants/{tenant}/portal" [put_portal -] pages::tenant_portal::save;
+        POST "/tenants/{tenant}/portal/logo" [put_portal_logo -] pages::tenant_portal::put_logo;
+        POST "/tenants/{tenant}/portal/logo/remove" [delete_portal_logo -] pages::tenant_portal::remove_logo;
+        POST "/tenants/{tenant}/portal/links/{link}/revoke" [revoke_portal_link -] pages::tenant_portal::end_link;
+        POST "/tenants/{tenant}/portal/sessions/{session}/revoke" [revoke_portal_session -] pages::tenant_portal::end_session;
+        GET "/tenants/{tenant}/portal/revoke-all" [revoke_portal_sessions -] pages::tenant_portal::ask_end_all;
+        POST "/tenants/{tenant}/portal/revoke-all" [revoke_portal_sessions -] pages::tenant_portal::end_all;
         GET "/tenants/{tenant}/delete" [delete_tenant -] pages::tenants::ask_delete;
         POST "/tenants/{tenant}/delete" [delete_tenant -] pages::tenants::delete;
         GET "/cluster" [get_cluster -] pages::cluster::show;
-        GET "/audit" [list_audit_entries -] pages::audit::show;
+        GET "/audit" [list_audit_entries - list_tenant_audit_entries] pages::audit::show;
         GET "/tokens" [list_tokens -] pages::tokens::list;
         POST "/tokens" [create_token -] pages::tokens::create;
         GET "/tokens/{token}/revoke" [revoke_token revoke_token] pages::tokens::ask_revoke;
@@ -176,8 +195,8 @@ fn gateway_rows() -> Vec<Row> {
 fn portal_rows() -> Vec<Row> {
     pages! {
         GET "/" [- get_tenant_attention] pages::portal_home::show;
-        GET "/theme.css" [- get_own_token] pages::portal_look::style;
-        GET "/logo" [- get_portal_logo] pages::portal_look::logo;
+        GET "/theme/{digest}/theme.css" [- get_own_token] pages::portal_look::style;
+        GET "/theme/{digest}/logo.png" [- get_portal_logo] pages::portal_look::logo;
     }
 }
 
@@ -193,12 +212,19 @@ pub fn pages(document: &Value) -> Result<Vec<PageRoute>, Vec<String>> {
         for (site, operation) in [(Site::Operator, row.operator), (Site::Portal, row.portal)] {
             let Some(operation) = operation else { continue };
             let path = path_in(site, row.path);
-            match access_of(document, &rights, operation) {
-                Some(access) => {
-                    pages.push(PageRoute { site, method: row.method.clone(), path, access, handler: row.handler });
+            let mut access = |operation: &str| {
+                let access = access_of(document, &rights, operation);
+                if access.is_none() {
+                    unnamed.push(format!("{} {path}: {operation}", row.method));
                 }
-                None => unnamed.push(format!("{} {path}: {operation}", row.method)),
-            }
+                access
+            };
+            let in_tenant = row.in_tenant.filter(|_| site == Site::Operator);
+            let (Some(access), access_in_tenant) = (access(operation), in_tenant.and_then(&mut access)) else {
+                continue;
+            };
+            let (method, handler) = (row.method.clone(), row.handler);
+            pages.push(PageRoute { site, method, path, access, access_in_tenant, handler });
         }
     }
     if unnamed.is_empty() { Ok(pages) } else { Err(unnamed) }

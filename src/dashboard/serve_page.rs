@@ -7,12 +7,13 @@ use axum::RequestPartsExt;
 use axum::body::Body;
 use axum::extract::{Path, Request};
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 
 use super::Dashboard;
-use super::api_caller::ApiCaller;
+use super::api_caller::{AnswerMemory, ApiCaller};
 use super::context::PageContext;
 use super::cookies::ThemeChoice;
 use super::forms::FormValues;
@@ -23,25 +24,29 @@ use super::page_error::PageError;
 use super::page_response::{
     SignedIn, error_page, fill_in, find_session, html_response, lead_to, now_millis, read_form,
 };
-use super::page_table::PageRoute;
-use super::same_origin;
-use super::security_headers;
-use super::sign_in_pages;
+use super::page_table::{PageHandler, PageRoute};
+use super::pages::{portal_look, tenant_choice};
 use super::transport::BrowserTransport;
+use super::{assets, not_a_page, same_origin, security_headers, sign_in_pages};
+use crate::api::auth::{self, Principal};
 use crate::api::connection_slots::ConnectionStatus;
 use crate::api::origin::{Peer, RequestId};
+use crate::api::route_rights::RouteAccess;
 use crate::api::server;
 use crate::api::sign_in::PageSession;
 use crate::model::portal_theme::PortalTheme;
 use crate::model::sign_in::Site;
-use crate::model::token::Right;
+use crate::model::token::{RequiredRight, Right};
+
+/// Longest query of a page, in bytes: room for the ids of a whole page of a list many times over.
+const QUERY_BYTES_MAX: usize = 16 * 1024;
 
 /// Answers a request for a page or an action.
 pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Request) -> Response {
     let (mut request, body) = request.into_parts();
     let id = RequestId::of(&request.headers, rand::random());
     let site = page.site;
-    let transport = dashboard.reach.of(&request);
+    let transport = dashboard.transport.of(&request);
     let look = ThemeChoice::of(&request.headers);
     let path = request.uri.path().to_owned();
     let signed_in = match find_session(&dashboard, site, transport, &request).await {
@@ -52,14 +57,23 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
     if let Some(connection) = request.extensions.get::<ConnectionStatus>()
         && !connection.mark_authenticated()
     {
-        return server::full().into_response();
+        return server::connections_full_problem().into_response();
     }
     let query = FormValues::parse(request.uri.query().unwrap_or_default().as_bytes());
+    let api = caller(&dashboard, &signed_in.session, &request, &id);
+    let theme =
+        portal_look::style_digest(&dashboard.cache, &api, &signed_in.session, dashboard.api.gateway.clock.now()).await;
     let frame = dashboard.frame(site, &path, look, Some(&signed_in.session), query.get("done"));
-    let answer = match prepare(&page, &signed_in, transport, &mut request, body).await {
-        Ok((params, form)) => {
+    // What was done is said once.
+    let address = format!("{}{}", frame.address, query.without("done"));
+    let is_action = page.method != Method::GET;
+    let own_page = if is_action { frame.address_of(&not_a_page::page_above(site, &frame.path)) } else { String::new() };
+    let frame = Frame { theme, address, page: own_page, ..frame };
+    let asked = api.clone();
+    let answer = match prepare(&page, &signed_in, &query, transport, &mut request, body).await {
+        Ok(Prepared { params, form, handler }) => {
             let context = PageContext {
-                api: caller(&dashboard, &signed_in.session, &request, &id),
+                api,
                 session: signed_in.session.clone(),
                 frame: frame.clone(),
                 query,
@@ -67,14 +81,17 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
                 now: dashboard.api.gateway.clock.wall(),
                 params,
             };
-            run(&dashboard, &page, &request, context).await
+            run(&dashboard, &page.method, handler, &request, context).await
         }
         Err(problem) => Err(problem),
     };
     match answer {
         Ok(Answered::Page(page)) => send_page(&dashboard, site, &signed_in, &page, &request.headers),
         Ok(Answered::Other(answer)) => send_other(&dashboard, site, &signed_in, answer),
-        Err(problem) => error_page(&dashboard, &frame, &problem, Some(&signed_in)),
+        Err(problem) => {
+            let outcome = if page.method == Method::GET { problem.outcome } else { asked.outcome() };
+            error_page(&dashboard, &frame, &PageError { outcome, ..problem }, Some(&signed_in))
+        }
     }
 }
 
@@ -83,50 +100,94 @@ enum Answered {
     Other(PageAnswer),
 }
 
-/// Checks the page's right, and that an action comes from our own pages; returns
-/// the parameters of the path and the values of the form.
+/// A request that may go on.
+struct Prepared {
+    /// Parameters of the path.
+    params: HashMap<String, String>,
+    /// Values of the form; empty for a GET.
+    form: FormValues,
+    /// Function that answers.
+    handler: PageHandler,
+}
+
+/// Checks the page's right, and that an action comes from our own pages.
 async fn prepare(
     page: &PageRoute,
     signed_in: &SignedIn,
+    query: &FormValues,
     transport: BrowserTransport,
     request: &mut Parts,
     body: Body,
-) -> Result<(HashMap<String, String>, FormValues), PageError> {
+) -> Result<Prepared, PageError> {
     let params = request.extract::<Path<HashMap<String, String>>>().await;
     let params = params.map(|Path(params)| params).map_err(|_| PageError::not_found())?;
     let tenant = signed_in.session.tenant().map(ToString::to_string);
     let tenant = tenant.or_else(|| params.get("tenant").cloned()).unwrap_or_default();
-    if !signed_in.session.principal().has_access(page.access, &tenant) {
+    let handler = permitted(page, &signed_in.session.principal(), &tenant, query)?;
+    if request.uri.query().is_some_and(|query| query.len() > QUERY_BYTES_MAX) {
         return Err(PageError::new(
-            StatusCode::FORBIDDEN,
-            format!("this needs the right {}, which this sign-in does not have", page.access.need.as_str()),
+            StatusCode::URI_TOO_LONG,
+            "the address of this page is longer than 16 KiB; choose fewer deliveries, or narrow them down by a filter",
         ));
     }
     if page.method == Method::GET {
-        return Ok((params, FormValues::default()));
+        return Ok(Prepared { params, form: FormValues::default(), handler });
     }
     same_origin::check(request, transport)?;
     let form = read_form(&request.headers, body).await?;
     same_origin::check_form_token(&signed_in.secret, form.raw(same_origin::FORM_TOKEN))?;
-    Ok((params, form))
+    Ok(Prepared { params, form, handler })
 }
 
-/// Runs the page's function; a page that only shows something is taken from the
+/// Returns the function that answers a person with these rights. Whoever may see the
+/// page of each tenant, but not that of all, chooses a tenant first.
+fn permitted(
+    page: &PageRoute,
+    principal: &Principal,
+    tenant: &str,
+    query: &FormValues,
+) -> Result<PageHandler, PageError> {
+    if principal.has_access(page.access, tenant) {
+        return Ok(page.handler);
+    }
+    let has_one_tenant = page.access_in_tenant.is_some_and(|access| principal.has_access(access, query.get("tenant")));
+    if has_one_tenant {
+        return Ok(if query.has("tenant") { page.handler } else { |page| Box::pin(tenant_choice::show(page)) });
+    }
+    // The overview is of the whole gateway; the tenants are the first page of those who manage them.
+    if page.path == "/" && principal.has_access(MANAGING_TENANTS, "") {
+        return Ok(|page| Box::pin(async move { Ok(page.lead_to("tenants", "")) }));
+    }
+    let need = page.access.need.as_str();
+    Err(PageError::new(StatusCode::FORBIDDEN, format!("this needs the right {need}, which this sign-in does not have")))
+}
+
+/// Access to the list of tenants.
+const MANAGING_TENANTS: RouteAccess = RouteAccess { need: RequiredRight::Tenants, is_reading: true };
+
+/// Runs the function of a page; one that only shows something is taken from the
 /// cache if it was rendered within the last second.
 async fn run(
     dashboard: &Dashboard,
-    page: &PageRoute,
+    method: &Method,
+    handler: PageHandler,
     request: &Parts,
     context: PageContext,
 ) -> Result<Answered, PageError> {
-    if page.method != Method::GET {
-        return (page.handler)(context).await.map(Answered::Other);
+    // However many routes a page asks, it is one call of its tenant, and one that others have just
+    // seen is none.
+    let principal = context.session.principal();
+    let charge = || auth::charge_call(&dashboard.api, &principal).map_err(PageError::from);
+    if *method != Method::GET {
+        charge()?;
+        return handler(context).await.map(Answered::Other);
     }
     let key = cache_key(&request.uri, &context.frame, context.session.rights(), context.session.theme());
     let mut other = None;
     let rendered = {
         let render = async {
-            match (page.handler)(context).await? {
+            charge()?;
+            match handler(context).await? {
                 PageAnswer::Html(html) => Ok(RenderedPage::new(html)),
                 answer => {
                     other = Some(answer);
@@ -134,7 +195,7 @@ async fn run(
                 }
             }
         };
-        dashboard.cache.get(key, dashboard.api.gateway.clock.now(), render).await
+        dashboard.cache.get(&key, dashboard.api.gateway.clock.now(), render).await
     };
     match other {
         Some(answer) => Ok(Answered::Other(answer)),
@@ -142,16 +203,26 @@ async fn run(
     }
 }
 
-/// Returns everything that a rendering depends on, and nothing else of the session.
-/// The layout prints the session's name and its way back, so they are part of it.
+/// Returns everything that a rendering depends on, and nothing else of the session: its
+/// name and its way back are put in when the page is sent.
 fn cache_key(uri: &Uri, frame: &Frame, rights: &[Right], theme: Option<&PortalTheme>) -> String {
-    let Frame { look, tenant, signed_in_as, return_url, .. } = frame;
-    format!("{uri}\n{}\n{tenant:?}\n{rights:?}\n{theme:?}\n{signed_in_as:?}\n{return_url:?}", look.as_text())
+    let Frame { look, tenant, theme: style, .. } = frame;
+    let look = look.as_text();
+    format!("{uri}\n{look}\n{tenant:?}\n{rights:?}\n{theme:?}\n{style:?}")
 }
 
 fn caller(dashboard: &Dashboard, session: &PageSession, request: &Parts, id: &RequestId) -> ApiCaller {
     let peer = request.extensions.get::<Peer>().copied();
-    ApiCaller::new(dashboard.routes.clone(), session.principal(), peer, &request.headers, id)
+    // Whoever has the same rights in the same tenant sees the same.
+    let memory = AnswerMemory {
+        kept: dashboard.kept.clone(),
+        now: dashboard.api.gateway.clock.now(),
+        reader: format!("{:?} {:?}", session.tenant(), session.rights()),
+    };
+    // Behind a proxy, and with TLS, only the operator knows the address that others reach.
+    let is_direct = dashboard.transport.of(request) == BrowserTransport::Loopback;
+    let host = request.headers.get(HOST).filter(|_| is_direct);
+    ApiCaller::new(dashboard.routes.clone(), session.principal(), peer, &request.headers, id, memory).on_host(host)
 }
 
 /// Sends a rendered page, or only that it is unchanged.
@@ -163,8 +234,7 @@ fn send_page(
     headers: &HeaderMap,
 ) -> Response {
     let etag = format!("\"{}\"", page.digest);
-    let is_known = headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes());
-    let mut response = if is_known {
+    let mut response = if is_known(headers, &page.digest) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         html_response(fill_in(dashboard, &page.html, Some(signed_in)))
@@ -175,20 +245,24 @@ fn send_page(
     response
 }
 
+/// Whether the browser has the rendering with this digest. A proxy that compresses answers
+/// makes their tags weak, as nginx and HAProxy do, or adds the encoding to them, as Apache does.
+fn is_known(headers: &HeaderMap, digest: &str) -> bool {
+    let tags = headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    tags.flat_map(|value| value.split(',')).any(|tag| {
+        let tag = tag.trim();
+        let tag = tag.strip_prefix("W/").unwrap_or(tag).trim_matches('"');
+        tag.strip_prefix(digest).is_some_and(|encoding| encoding.is_empty() || encoding.starts_with('-'))
+    })
+}
+
 fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: PageAnswer) -> Response {
     let mut response = match answer {
         PageAnswer::Html(html) => html_response(fill_in(dashboard, &html, Some(signed_in))),
         PageAnswer::LeadTo(address) => lead_to(&address),
         PageAnswer::Stream(response) => response,
-        PageAnswer::Picture(content) => {
-            let mut response = content.into_response();
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("image/png"));
-            response
-        }
-        PageAnswer::Style(style) => {
-            let mut response = style.into_response();
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/css; charset=utf-8"));
-            response
+        PageAnswer::Asset { content_type, content, is_by_digest } => {
+            return send_asset(dashboard, site, content_type, content, is_by_digest);
         }
         PageAnswer::Download { name, content } => {
             let mut response = content.into_response();
@@ -208,22 +282,39 @@ fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: P
     response
 }
 
+fn send_asset(
+    dashboard: &Dashboard,
+    site: Site,
+    content_type: &'static str,
+    content: Bytes,
+    is_by_digest: bool,
+) -> Response {
+    let mut response = content.into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    security_headers::add(headers, site, &dashboard.portal_origins);
+    if is_by_digest {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static(assets::KEPT_BY_ONE_BROWSER));
+    }
+    response
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_the_layout_prints_of_a_session_is_shared_with_nobody_else() {
-        let uri = Uri::from_static("/portal/endpoints");
-        let frame = Frame::new(Site::Portal, uri.path(), ThemeChoice::Auto, None, "");
-        let key = |frame: &Frame| cache_key(&uri, frame, &[], None);
-        let named = Frame { signed_in_as: "the shop".into(), ..frame.clone() };
-        let led = |to: &str| Frame { return_url: Some(to.into()), ..named.clone() };
-        let (one, other) = (led("https://one.example"), led("https://other.example"));
-        let keys = [&frame, &named, &one, &other].map(key);
-        for (place, key) in keys.iter().enumerate() {
-            assert!(!keys[..place].contains(key), "{key}");
+    fn a_rendering_is_known_by_its_tag_whatever_a_proxy_made_of_it() {
+        let known = |tag: &str| {
+            let headers = [(IF_NONE_MATCH, HeaderValue::try_from(tag).unwrap())];
+            is_known(&HeaderMap::from_iter(headers), "0af1")
+        };
+        for tag in ["\"0af1\"", "W/\"0af1\"", "\"0af1-gzip\"", "\"other\", W/\"0af1\""] {
+            assert!(known(tag), "{tag}");
         }
-        assert_eq!(key(&one), key(&one.clone()));
+        for tag in ["", "\"\"", "\"0af12\"", "\"other\"", "*"] {
+            assert!(!known(tag), "{tag}");
+        }
+        assert!(!is_known(&HeaderMap::new(), "0af1"));
     }
 }

@@ -21,6 +21,9 @@ pub struct ShownDelivery {
     pub event_type: String,
     /// Endpoint that it goes to.
     pub endpoint_id: String,
+    /// What that endpoint is called; empty if it is not known, as of one that was deleted.
+    #[serde(skip)]
+    pub endpoint_name: String,
     /// Key of the event.
     pub key: Option<String>,
     /// Place in its lane.
@@ -78,11 +81,17 @@ pub struct ListedPage<T> {
 impl ShownDelivery {
     /// Returns the class of its mark.
     pub fn mark(&self) -> &'static str {
-        match (self.state, self.waiting_for) {
-            (DeliveryState::Waiting, None) => "mark-calm",
-            (DeliveryState::Waiting, Some(waiting_for)) => wait_mark(waiting_for, self.attempts),
-            (state, _) => state_mark(state),
-        }
+        if self.is_held_up() { "mark-watch" } else { state_mark(self.state) }
+    }
+
+    /// Whether it waits because something is wrong, and not only for its turn.
+    pub fn is_held_up(&self) -> bool {
+        self.state == DeliveryState::Waiting
+            && self.waiting_for.is_some_and(|waiting_for| match waiting_for {
+                WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Breaker | WaitingFor::Backpressure => true,
+                WaitingFor::Due => self.attempts > 0,
+                WaitingFor::Key | WaitingFor::Rate | WaitingFor::Slot => false,
+            })
     }
 
     /// Returns its state in words: `waiting for pause`, `dead (refused)`.
@@ -103,6 +112,11 @@ impl ShownDelivery {
             (None, Some(failure)) => failure.kind.clone(),
             (None, None) => "–".to_owned(),
         }
+    }
+
+    /// Returns what its endpoint is called, or else the endpoint's id.
+    pub fn endpoint_words(&self) -> &str {
+        if self.endpoint_name.is_empty() { &self.endpoint_id } else { &self.endpoint_name }
     }
 
     /// Returns its key, cut so that a row stays a row.
@@ -138,15 +152,6 @@ pub fn state_mark(state: DeliveryState) -> &'static str {
         DeliveryState::Delivered => "mark-good",
         DeliveryState::Dead => "mark-bad",
         DeliveryState::Cancelled => "mark-off",
-    }
-}
-
-/// Returns the class of the mark of a waiting delivery with this many attempts.
-fn wait_mark(waiting_for: WaitingFor, attempts: u32) -> &'static str {
-    match waiting_for {
-        WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Breaker | WaitingFor::Backpressure => "mark-watch",
-        WaitingFor::Due if attempts > 0 => "mark-watch",
-        WaitingFor::Due | WaitingFor::Key | WaitingFor::Rate | WaitingFor::Slot => "mark-calm",
     }
 }
 

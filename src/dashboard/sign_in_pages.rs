@@ -15,11 +15,14 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tracing::info;
 
+use super::api_caller::segment;
 use super::cookies::{SessionCookie, ThemeChoice};
+use super::forms::FormValues;
 use super::frame::Frame;
 use super::page_error::PageError;
 use super::page_response::{SignedIn, client, error_page, fill_in, find_session, html_response, lead_to, read_form};
 use super::transport::BrowserTransport;
+use super::way_back::WayBack;
 use super::{Dashboard, page_table, same_origin, security_headers};
 use crate::api::origin::RequestId;
 use crate::api::sign_in::{self, NewSession};
@@ -56,13 +59,32 @@ struct SignedOutPage {
     back: String,
 }
 
+#[derive(Template)]
+#[template(path = "session_over.html")]
+struct SessionOverPage {
+    frame: Frame,
+    /// Page of the host to go back to.
+    back: Option<String>,
+    /// Whether an action was asked for.
+    is_action: bool,
+}
+
+#[derive(Template)]
+#[template(path = "arrive.html")]
+struct ArrivalPage {
+    frame: Frame,
+    /// Address of the sign-in that leads on.
+    address: String,
+}
+
 /// Returns the site that a path belongs to.
-fn site_of(request: &Parts) -> Site {
+pub fn site_of(request: &Parts) -> Site {
     let path = request.uri.path();
     if path == "/portal" || path.starts_with("/portal/") { Site::Portal } else { Site::Operator }
 }
 
-/// Answers a request without a session: pages show the form, actions are refused.
+/// Answers a request without a session: pages show the form, actions are refused. Whoever had a
+/// session in the portal is told that it is over.
 pub fn ask_to_sign_in(
     dashboard: &Dashboard,
     site: Site,
@@ -70,11 +92,33 @@ pub fn ask_to_sign_in(
     request: &Parts,
     method: &Method,
 ) -> Response {
-    let problem = (*method != Method::GET).then(|| "your sign-in has ended, and nothing was changed".to_owned());
-    let next = if *method == Method::GET { address_of(request) } else { String::new() };
+    let is_action = *method != Method::GET;
+    let cookie = SessionCookie::of(site, transport, request);
+    if let Some(way) = WayBack::of_request(&cookie, &request.headers) {
+        let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
+        let back = way.return_url.clone();
+        let page = SessionOverPage { frame: way.look_on(frame), back, is_action };
+        return answer(dashboard, site, StatusCode::UNAUTHORIZED, &page);
+    }
+    if site == Site::Operator && comes_from_another_site(request) && transport != BrowserTransport::Plain {
+        // From here the browser sends the cookie. It goes by way of the sign-in, which leads on
+        // whoever is signed in and shows everybody else its form, so that nothing goes round.
+        let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
+        let address = format!("{}sign-in?next={}", frame.root, segment(&address_of(request)));
+        return answer(dashboard, site, StatusCode::UNAUTHORIZED, &ArrivalPage { frame, address });
+    }
+    let problem = is_action.then(|| "your sign-in has ended, and nothing was changed".to_owned());
+    let next = if is_action { String::new() } else { address_of(request) };
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let page = SignInPage { frame, next, problem, is_refused: transport == BrowserTransport::Plain };
     answer(dashboard, site, StatusCode::UNAUTHORIZED, &page)
+}
+
+/// Whether somebody followed a link of another site, for which browsers do not send the
+/// operator's cookie.
+fn comes_from_another_site(request: &Parts) -> bool {
+    let is = |name: &str, wanted: &str| request.headers.get(name).is_some_and(|value| value == wanted);
+    request.method == Method::GET && is("sec-fetch-site", "cross-site") && is("sec-fetch-mode", "navigate")
 }
 
 /// Returns the address of a page below its site's root, with its query.
@@ -83,20 +127,24 @@ fn address_of(request: &Parts) -> String {
     whole.strip_prefix("/portal").unwrap_or(whole).trim_start_matches('/').to_owned()
 }
 
-/// Shows the form for a token.
+/// Shows the form for a token. Whoever is signed in and is on the way to a page is led there.
 pub async fn show(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, _) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
-    let page =
-        SignInPage { frame, next: String::new(), problem: None, is_refused: transport == BrowserTransport::Plain };
+    let query = FormValues::parse(request.uri.query().unwrap_or_default().as_bytes());
+    let next = known_page(query.get("next"), site);
+    if query.raw("next").is_some() && matches!(find_session(&dashboard, site, transport, &request).await, Ok(Some(_))) {
+        return lead_to(&frame.address_of(&next));
+    }
+    let page = SignInPage { frame, next, problem: None, is_refused: transport == BrowserTransport::Plain };
     answer(&dashboard, site, StatusCode::OK, &page)
 }
 
 /// Begins a session for the token that was pasted.
 pub async fn begin(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
@@ -117,7 +165,7 @@ pub async fn begin(dashboard: Arc<Dashboard>, request: Request) -> Response {
 /// Shows the page that posts a one-time code.
 pub async fn enter(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, _) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     answer(
         &dashboard,
@@ -130,7 +178,7 @@ pub async fn enter(dashboard: Arc<Dashboard>, request: Request) -> Response {
 /// Begins a session for a one-time code.
 pub async fn redeem(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
@@ -154,7 +202,7 @@ pub async fn redeem(dashboard: Arc<Dashboard>, request: Request) -> Response {
 /// Ends the session on every node.
 pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let id = RequestId::of(&request.headers, rand::random());
     let ended = async {
@@ -178,7 +226,9 @@ pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
         Some(back) => answer(&dashboard, site, StatusCode::OK, &SignedOutPage { frame, back }),
     };
     let cookie = SessionCookie::of(site, transport, &request);
-    response.headers_mut().append(SET_COOKIE, cookie.remove());
+    for cookie in [cookie.clone(), cookie.way_back()] {
+        response.headers_mut().append(SET_COOKIE, cookie.remove());
+    }
     response
         .headers_mut()
         .insert(HeaderName::from_static("clear-site-data"), HeaderValue::from_static("\"cache\", \"storage\""));
@@ -189,25 +239,25 @@ pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
 /// Keeps whether pages are light or dark.
 pub async fn choose_look(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let (request, body) = request.into_parts();
-    let (site, transport) = (site_of(&request), dashboard.reach.of(&request));
+    let (site, transport) = (site_of(&request), dashboard.transport.of(&request));
     let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
     let form = match read_checked(&request, body, transport).await {
         Ok(form) => form,
         Err(problem) => return error_page(&dashboard, &frame, &problem, None),
     };
     let look: ThemeChoice = form.get("look").parse().unwrap_or_default();
-    let mut response = lead_to(&format!("{}{}", frame.root, known_page(form.get("next"), site)));
+    let next = known_page(form.get("next"), site);
+    // The portal's home has no slash at its end.
+    let is_home = site == Site::Portal && next.split('?').next() == Some("");
+    let home = if is_home { "../portal" } else { "" };
+    let mut response = lead_to(&format!("{}{home}{next}", frame.root));
     response.headers_mut().append(SET_COOKIE, look.set(transport));
     security_headers::add(response.headers_mut(), site, &dashboard.portal_origins);
     response
 }
 
 /// Reads a form that needs no session.
-async fn read_checked(
-    request: &Parts,
-    body: Body,
-    transport: BrowserTransport,
-) -> Result<super::forms::FormValues, PageError> {
+async fn read_checked(request: &Parts, body: Body, transport: BrowserTransport) -> Result<FormValues, PageError> {
     if transport == BrowserTransport::Plain {
         return Err(PageError::new(StatusCode::FORBIDDEN, PLAIN_REFUSAL));
     }
@@ -237,7 +287,12 @@ fn begun(
         (_, next) => format!("{root}{next}"),
     };
     let mut response = lead_to(&address);
-    response.headers_mut().append(SET_COOKIE, SessionCookie::of(site, transport, request).set(&new.secret));
+    let cookie = SessionCookie::of(site, transport, request);
+    response.headers_mut().append(SET_COOKIE, cookie.set(&new.secret));
+    if site == Site::Portal {
+        let way = WayBack::of(&new.session).seal(&new.secret);
+        response.headers_mut().append(SET_COOKIE, cookie.way_back().set(&way));
+    }
     security_headers::add(response.headers_mut(), site, &dashboard.portal_origins);
     response
 }

@@ -28,6 +28,13 @@ struct TailedAttempt {
     cause: Option<String>,
 }
 
+/// The node whose attempts are told.
+#[derive(Debug, Deserialize)]
+struct TailedNode {
+    node: Option<String>,
+    nodes: usize,
+}
+
 /// Reads server-sent events as they come, in parts of any size, and writes others.
 pub struct PageTailRows {
     site: Site,
@@ -66,9 +73,30 @@ impl PageTailRows {
                 let skipped = serde_json::from_str::<Value>(data).ok().and_then(|data| data["skipped"].as_u64());
                 skipped.map(|skipped| format!("event: skipped\ndata: {skipped}\n\n")).unwrap_or_default()
             }
+            Some("node") => match serde_json::from_str::<TailedNode>(data) {
+                Ok(told) => format!("event: note\ndata: {}\n\n", json!(note(self.site, &told))),
+                Err(_) => String::new(),
+            },
             // A comment keeps the connection open.
             None => ": still here\n\n".to_owned(),
             Some(_) => String::new(),
+        }
+    }
+}
+
+/// Says whose attempts are shown, and whose are missing. Customers do not learn what the
+/// nodes are called.
+fn note(site: Site, told: &TailedNode) -> String {
+    let node = told.node.as_deref().unwrap_or("this node");
+    match (site, told.nodes.saturating_sub(1)) {
+        (Site::Portal, 0) => "Connected.".to_owned(),
+        (Site::Portal, _) => "Connected. Some attempts are missing here: several machines send, and this page shows \
+                              what one of them does. The list of deliveries has all."
+            .to_owned(),
+        (Site::Operator, 0) => format!("Connected to {node}."),
+        (Site::Operator, 1) => format!("Connected to {node}. The attempts of the other node are not shown here."),
+        (Site::Operator, others) => {
+            format!("Connected to {node}. The attempts of the {others} other nodes are not shown here.")
         }
     }
 }
@@ -140,7 +168,21 @@ mod tests {
         let mut rows = PageTailRows::of(Site::Operator);
         assert_eq!(rows.translate(b"event: skipped\ndata: {\"skipped\":312}\n\n"), "event: skipped\ndata: 312\n\n");
         assert_eq!(rows.translate(b": still here\n\n"), ": still here\n\n");
-        assert_eq!(rows.translate(b"event: node\ndata: {\"node\":\"n1\",\"nodes\":3}\n\n"), "");
+        assert_eq!(rows.translate(b"event: other\ndata: {}\n\n"), "");
         assert_eq!(rows.translate(b"event: attempt\ndata: nonsense\n\n"), "");
+    }
+
+    #[test]
+    fn a_page_says_whose_attempts_it_lacks_and_to_customers_no_names() {
+        let told = |site, nodes: usize| {
+            let event = format!("event: node\ndata: {{\"node\":\"n1\",\"nodes\":{nodes}}}\n\n");
+            PageTailRows::of(site).translate(event.as_bytes())
+        };
+        assert_eq!(told(Site::Operator, 1), "event: note\ndata: \"Connected to n1.\"\n\n");
+        let many = told(Site::Operator, 3);
+        assert!(many.contains("Connected to n1. The attempts of the 2 other nodes are not shown"), "{many}");
+        assert_eq!(told(Site::Portal, 1), "event: note\ndata: \"Connected.\"\n\n");
+        let many = told(Site::Portal, 3);
+        assert!(many.contains("Some attempts are missing") && !many.contains("n1"), "{many}");
     }
 }

@@ -9,12 +9,15 @@ use http::request::Parts;
 use ipnet::IpNet;
 
 use crate::api::origin::Peer;
+use crate::model::page_address::PortalUrl;
 
 /// How people reach the pages, as the settings say it.
 #[derive(Debug, Clone, Default)]
-pub struct Reach {
+pub struct TransportSettings {
     /// The public URL, without a slash at its end.
     pub public_url: Option<String>,
+    /// The address of the portal, if it has a host of its own.
+    pub portal_url: Option<PortalUrl>,
     /// Networks of trusted proxies.
     pub trusted_proxies: Vec<IpNet>,
     /// Whether the listener of the pages speaks TLS itself.
@@ -42,7 +45,7 @@ impl BrowserTransport {
     }
 }
 
-impl Reach {
+impl TransportSettings {
     /// Returns how this request came.
     pub fn of(&self, request: &Parts) -> BrowserTransport {
         let peer = request.extensions.get::<Peer>().map(|peer| peer.0.to_canonical());
@@ -53,6 +56,7 @@ impl Reach {
         if self.is_tls
             || (is_proxy && forwarded_scheme(&request.headers) == Some("https"))
             || (public_host.is_some() && public_host == host)
+            || host.is_some_and(|host| self.is_portal_over_tls(host))
         {
             return BrowserTransport::Https;
         }
@@ -62,6 +66,11 @@ impl Reach {
         } else {
             BrowserTransport::Plain
         }
+    }
+
+    fn is_portal_over_tls(&self, host: &str) -> bool {
+        let portal = self.portal_url.as_ref().filter(|portal| portal.as_str().starts_with("https://"));
+        portal.is_some_and(|portal| portal.is_host(host))
     }
 
     /// Returns the path below which the public URL serves, such as `/hooks`; empty
@@ -101,7 +110,7 @@ fn is_loopback_host(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn came(reach: &Reach, peer: &str, host: &str, proto: Option<&str>) -> BrowserTransport {
+    fn came(reach: &TransportSettings, peer: &str, host: &str, proto: Option<&str>) -> BrowserTransport {
         let mut request = http::Request::builder().header(HOST, host).body(()).unwrap();
         if let Some(proto) = proto {
             request.headers_mut().insert("x-forwarded-proto", proto.parse().unwrap());
@@ -112,7 +121,7 @@ mod tests {
 
     #[test]
     fn plain_http_is_for_this_machine_alone() {
-        let reach = Reach::default();
+        let reach = TransportSettings::default();
         for host in ["127.0.0.1:8400", "localhost:8400", "[::1]:8400", "dash.localhost"] {
             assert_eq!(came(&reach, "127.0.0.1", host, None), BrowserTransport::Loopback, "{host}");
             assert_eq!(came(&reach, "192.0.2.1", host, None), BrowserTransport::Plain, "{host} from another machine");
@@ -128,13 +137,25 @@ mod tests {
 
     #[test]
     fn tls_is_known_from_settings_and_trusted_proxies() {
-        let proxied = Reach { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..Reach::default() };
+        let proxied =
+            TransportSettings { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..TransportSettings::default() };
         assert_eq!(came(&proxied, "10.1.2.3", "h.example.com", Some("https")), BrowserTransport::Https);
         assert_eq!(came(&proxied, "10.1.2.3", "h.example.com", Some("http")), BrowserTransport::Plain);
-        let public = Reach { public_url: Some("https://h.example.com/hooks".into()), ..Reach::default() };
+        let public = TransportSettings {
+            public_url: Some("https://h.example.com/hooks".into()),
+            ..TransportSettings::default()
+        };
         assert_eq!(came(&public, "127.0.0.1", "h.example.com", None), BrowserTransport::Https);
         assert_eq!(came(&public, "127.0.0.1", "127.0.0.1:8400", None), BrowserTransport::Loopback);
-        assert_eq!((public.prefix(), Reach::default().prefix()), ("/hooks", ""));
-        assert_eq!(came(&Reach { is_tls: true, ..Reach::default() }, "192.0.2.1", "x", None), BrowserTransport::Https);
+        let portal = TransportSettings {
+            portal_url: Some("https://portal.example.com".parse().unwrap()),
+            ..TransportSettings::default()
+        };
+        assert_eq!(came(&portal, "127.0.0.1", "portal.example.com", None), BrowserTransport::Https);
+        assert_eq!((public.prefix(), TransportSettings::default().prefix()), ("/hooks", ""));
+        assert_eq!(
+            came(&TransportSettings { is_tls: true, ..TransportSettings::default() }, "192.0.2.1", "x", None),
+            BrowserTransport::Https
+        );
     }
 }

@@ -58,6 +58,9 @@ pub fn span(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "0 s".to_owned();
     }
+    if 0.0 < seconds && seconds < 0.0005 {
+        return "under 1 ms".to_owned();
+    }
     if seconds < 1.0 {
         return format!("{:.0} ms", seconds * 1000.0);
     }
@@ -135,7 +138,7 @@ pub fn countdown(at: &Timestamp) -> Moment {
 }
 
 impl Moment {
-    /// Returns the moment for programs.
+    /// Returns the moment in RFC 3339, for the `datetime` attribute.
     pub fn datetime(&self) -> String {
         format!("{:.3}", self.at)
     }

@@ -13,16 +13,20 @@ use jiff::Timestamp;
 use super::Gateway;
 use super::dispatch::accept_pacing::DELAY_MAX;
 use super::expiry_schedule::just_after;
-use super::intake::{Overload, RateLimited};
-use super::storage_admission::{self, StorageRefusal};
+use super::intake::Overload;
+use super::storage_admission;
 use crate::metrics::Metrics;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::endpoint::Endpoint;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::model::trace_context::TraceContext;
 use crate::store::{AcceptResult, BatchMode, Error, EventContent, MissingResource, RoutedEvent};
+
+mod refusal;
+
+pub use refusal::{AcceptRefusal, differing_sentence};
 
 /// Most deliveries of one event.
 pub const FANOUT_MAX: usize = 1_000;
@@ -46,6 +50,8 @@ pub struct Submission {
     pub expires_at: Option<Timestamp>,
     /// Endpoints the event is addressed to; without any, all that match.
     pub endpoints: Option<Vec<EndpointId>>,
+    /// Whether it is the gateway's own, to try an endpoint.
+    pub is_test: bool,
     /// Trace that the event belongs to.
     pub trace: Option<TraceContext>,
     /// Data of the event, byte for byte as it came.
@@ -63,6 +69,7 @@ impl Submission {
             schema_version: None,
             expires_at: None,
             endpoints: None,
+            is_test: false,
             trace: None,
             data,
         }
@@ -85,94 +92,6 @@ pub struct Receipt {
     pub deliveries: u32,
     /// Whether the event had been accepted before.
     pub is_duplicate: bool,
-}
-
-/// The reason why an event is refused.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum AcceptRefusal {
-    /// The id belongs to an accepted event with other content.
-    #[error(
-        "event {id} was accepted at {accepted_at} with other content{}; use another id, or send the same content to repeat it",
-        name_differences(.differs)
-    )]
-    Conflict {
-        /// Id of both events.
-        id: EventId,
-        /// Wall time at which the other event was accepted.
-        accepted_at: Timestamp,
-        /// Fields in which the contents differ; empty if that is not known.
-        differs: Vec<&'static str>,
-    },
-    /// The id belongs to another event of the same batch, with other content.
-    #[error(
-        "item {item} of this batch has the id {id}, too, with other content{}; give each its own id, or send one of them",
-        name_differences(.differs)
-    )]
-    ConflictInBatch {
-        /// Id of both events.
-        id: EventId,
-        /// Position of the other event in the batch, from 0.
-        item: usize,
-        /// Fields in which the contents differ.
-        differs: Vec<&'static str>,
-    },
-    /// The event names an endpoint that the tenant does not have.
-    #[error("endpoints names {0}, which this tenant does not have")]
-    UnknownEndpoint(EndpointId),
-    /// Too many endpoints match the event or the request.
-    #[error(
-        "{0} endpoints match, and an event may have at most {FANOUT_MAX} deliveries and a request {DELIVERIES_MAX}"
-    )]
-    Fanout(usize),
-    /// The disk's reserve is reached; it is kept for the outcomes of deliveries.
-    #[error("the disk is nearly full, so no new events are accepted; deliveries go on")]
-    StorageFull,
-    /// The tenant may not store more or have more deliveries wait.
-    #[error(transparent)]
-    NoRoom(#[from] StorageRefusal),
-    /// The tenant's rate is used up.
-    #[error(transparent)]
-    Limited(#[from] Box<RateLimited>),
-    /// Deliveries lag for want of the gateway's own speed.
-    #[error(transparent)]
-    Overload(Overload),
-    /// The store failed or refused the event.
-    #[error(transparent)]
-    Store(Error),
-}
-
-impl AcceptRefusal {
-    /// Makes a conflict one with the event at this position of the batch, if
-    /// there is one.
-    fn with_item(self, item: Option<usize>) -> Self {
-        match (self, item) {
-            (Self::Conflict { id, differs, .. }, Some(item)) => Self::ConflictInBatch { id, item, differs },
-            (other, _) => other,
-        }
-    }
-
-    /// Returns the refusal with the position that the item has in a larger
-    /// batch, of which only the events at these positions were handed over.
-    pub fn at_positions(self, positions: &[usize]) -> Self {
-        match self {
-            Self::ConflictInBatch { id, item, differs } => Self::ConflictInBatch { id, item: positions[item], differs },
-            other => other,
-        }
-    }
-}
-
-/// Says that a field differs. Only the name of the endpoints is a plural.
-pub fn differing(field: &str) -> String {
-    format!("{field} {}", if field == "endpoints" { "differ" } else { "differs" })
-}
-
-/// Returns the end of a sentence that says which fields differ.
-fn name_differences(fields: &[&str]) -> String {
-    match fields {
-        [] => String::new(),
-        [one] => format!(" ({})", differing(one)),
-        [most @ .., last] => format!(" ({} and {last} differ)", most.join(", ")),
-    }
 }
 
 /// Accepts events of one tenant, in order. With [`BatchMode::All`], one
@@ -199,18 +118,19 @@ pub async fn accept_spread(
     pace_accept(gateway, tenant).await?;
     let (now, began) = (gateway.clock.now(), Instant::now());
     if gateway.space.is_low(now) {
-        gateway.metrics.storage_refused();
+        gateway.metrics.count_storage_refused();
         return Err(AcceptRefusal::StorageFull);
     }
     let Some(settings) = gateway.store.tenant(tenant) else {
         return Err(AcceptRefusal::Store(Error::NotFound(MissingResource::Tenant)));
     };
-    gateway.intake.charge(tenant, gateway.ingest_rate(&settings), submissions.len(), now)?;
-    let mut outcomes: Vec<Option<AcceptOutcome>> = Vec::with_capacity(submissions.len());
-    let mut events = Vec::with_capacity(submissions.len());
+    let (rate, count) = (gateway.ingest_rate(&settings), submissions.len());
+    gateway.intake.charge(tenant, rate, count, now)?;
+    let mut outcomes: Vec<Option<AcceptOutcome>> = Vec::with_capacity(count);
+    let mut events = Vec::with_capacity(count);
     let mut deliveries = 0;
     for submission in submissions {
-        match prepare(gateway, tenant, submission, now, &mut deliveries) {
+        match prepare_event(gateway, tenant, submission, now, &mut deliveries).await {
             Ok(mut routed) => {
                 routed.due_at = spread.and_then(|window| draw_due(&routed.event, window, now));
                 events.push(routed);
@@ -222,22 +142,27 @@ pub async fn accept_spread(
     if mode == BatchMode::All && outcomes.iter().any(Option::is_some) {
         return Ok(refused_only(outcomes, &events));
     }
-    let _incoming = storage_admission::take(gateway, &settings, &events)?;
+    let _incoming = storage_admission::admit_to_storage(gateway, &settings, &events)
+        .inspect_err(|_| gateway.intake.give_back(tenant, rate, count, now))?;
     let submitted: Vec<Arc<Event>> = events.iter().map(|routed| routed.event.clone()).collect();
-    let (results, targets) = write(gateway, events, mode).await.map_err(|problem| store_refusal(gateway, problem))?;
+    let (mut results, targets) =
+        store_events(gateway, events, mode).await.map_err(|problem| store_refusal(gateway, problem))?;
     let is_self_test = submitted.first().is_some_and(|event| event.is_self_test());
     let is_undone = mode == BatchMode::All && results.iter().any(|one| matches!(one, AcceptResult::Conflict { .. }));
     if !is_self_test {
-        gateway.metrics.accept_took(began.elapsed());
+        gateway.metrics.record_accept_time(began.elapsed());
     }
     if !is_undone && !is_self_test {
-        count(&gateway.metrics, &submitted, &results);
-        trace(gateway, &submitted, &results, began.elapsed());
+        count_results(&gateway.metrics, &submitted, &results);
+        trace_accepts(gateway, &submitted, &results, began.elapsed());
+    }
+    // Of a batch that was undone there is nothing to start.
+    if !is_undone {
+        start_new(gateway, &submitted, &targets, &mut results);
     }
     let rivals = conflicts_in_batch(&outcomes, &submitted, &results);
     let mut written = submitted.iter().zip(results).enumerate().map(|(n, (event, result))| {
-        let targets = (!is_undone).then(|| targets.of(n));
-        outcome(gateway, event, targets, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
+        accept_outcome(gateway, event, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
     });
     Ok(outcomes
         .into_iter()
@@ -252,11 +177,11 @@ async fn pace_accept(gateway: &Gateway, tenant: &TenantId) -> Result<(), AcceptR
     if delay.is_zero() {
         return Ok(());
     }
-    gateway.metrics.accept_slowed();
+    gateway.metrics.count_accept_slowed();
     if delay >= DELAY_MAX {
         return Err(AcceptRefusal::Overload(Overload));
     }
-    gateway.clock.sleep_until(after(gateway.clock.now(), delay)).await;
+    gateway.clock.sleep_until(time_after(gateway.clock.now(), delay)).await;
     Ok(())
 }
 
@@ -268,30 +193,43 @@ const MATCHES_MAX: usize = 10;
 /// Makes events durable. Matches them again, a few times, while the store
 /// knows of other endpoints than they were matched with. Returns also the
 /// endpoints that get each of them.
-async fn write(
+async fn store_events(
     gateway: &Gateway,
     events: Vec<RoutedEvent>,
     mode: BatchMode,
 ) -> Result<(Vec<AcceptResult>, TargetIds), Error> {
-    let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
+    let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::without_endpoints).collect();
     let mut targets = TargetIds::of_events(&events);
     let mut written = gateway.store.accept(events, mode).await;
     for _ in 1..MATCHES_MAX {
         if !matches!(written, Err(Error::Outdated)) {
             break;
         }
-        let matched = unmatched.iter().map(|routed| {
-            let mut routed = RoutedEvent { targets: gateway.store.matching(&routed.event)?, ..routed.clone() };
+        let mut matched = Vec::with_capacity(unmatched.len());
+        for routed in &unmatched {
+            let targets = matching(gateway, &routed.event, routed.fingerprint.is_some()).await?;
+            let mut routed = RoutedEvent { targets, ..routed.clone() };
             if is_any_thin(&routed.targets) {
                 Arc::make_mut(&mut routed.event).link_base = gateway.links.base().map(str::to_owned);
             }
-            Ok(routed)
-        });
-        let matched = matched.collect::<Result<Vec<RoutedEvent>, Error>>()?;
+            matched.push(routed);
+        }
         targets = TargetIds::of_events(&matched);
         written = gateway.store.accept(matched, mode).await;
     }
     written.map(|results| (results, targets))
+}
+
+/// Returns the endpoints that get an event. One that was accepted before, under an id
+/// of its producer, needs none, so that it is a repeat also if an endpoint that it
+/// names is gone.
+async fn matching(gateway: &Gateway, event: &Event, has_own_id: bool) -> Result<Vec<Arc<Endpoint>>, Error> {
+    let found = gateway.store.matching(event);
+    let is_gone = has_own_id && matches!(found, Err(Error::UnknownEndpoint(_)));
+    if is_gone && gateway.store.event(&event.tenant, &event.id).await?.is_some() {
+        return Ok(Vec::new());
+    }
+    found
 }
 
 /// The endpoints that get each event of a batch.
@@ -324,11 +262,11 @@ fn is_any_thin(targets: &[Arc<Endpoint>]) -> bool {
     targets.iter().any(|endpoint| endpoint.settings.may_be_thin())
 }
 
-fn count(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
+fn count_results(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
     for (event, result) in events.iter().zip(results) {
         match result {
-            AcceptResult::New { .. } => metrics.accepted(event.data.len()),
-            AcceptResult::Duplicate { .. } => metrics.duplicate(),
+            AcceptResult::New { .. } => metrics.count_accepted(event.data.len()),
+            AcceptResult::Duplicate { .. } => metrics.count_duplicate(),
             // A conflict is counted with the refused requests.
             AcceptResult::Conflict { .. } => {}
         }
@@ -336,12 +274,12 @@ fn count(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
 }
 
 /// Makes the spans of new events, if traces are exported.
-fn trace(gateway: &Gateway, events: &[Arc<Event>], results: &[AcceptResult], took: Duration) {
+fn trace_accepts(gateway: &Gateway, events: &[Arc<Event>], results: &[AcceptResult], took: Duration) {
     let Some(tracer) = gateway.notifier.tracer() else { return };
     let offset = gateway.clock.wall_offset();
     for (event, result) in events.iter().zip(results) {
         if let AcceptResult::New { deliveries, .. } = result {
-            tracer.accepted(event, offset.wall(event.accepted_at), took, *deliveries);
+            tracer.trace_accepted(event, offset.wall(event.accepted_at), took, *deliveries);
         }
     }
 }
@@ -349,7 +287,7 @@ fn trace(gateway: &Gateway, events: &[Arc<Event>], results: &[AcceptResult], too
 fn store_refusal(gateway: &Gateway, problem: Error) -> AcceptRefusal {
     match problem {
         Error::Full(_) => {
-            gateway.metrics.storage_refused();
+            gateway.metrics.count_storage_refused();
             AcceptRefusal::StorageFull
         }
         other => AcceptRefusal::Store(other),
@@ -371,7 +309,7 @@ fn refused_only(outcomes: Vec<Option<AcceptOutcome>>, events: &[RoutedEvent]) ->
         .collect()
 }
 
-fn prepare(
+async fn prepare_event(
     gateway: &Gateway,
     tenant: &TenantId,
     submission: Submission,
@@ -393,10 +331,14 @@ fn prepare(
         accepted_at: now,
         data: submission.data,
     };
-    let targets = gateway.store.matching(&event).map_err(|problem| match problem {
+    let targets = matching(gateway, &event, fingerprint.is_some()).await.map_err(|problem| match problem {
         Error::UnknownEndpoint(id) => AcceptRefusal::UnknownEndpoint(id),
         other => AcceptRefusal::Store(other),
     })?;
+    let is_barred = |one: &&Arc<Endpoint>| event.endpoints.is_some() && !submission.is_test && !one.receives_events();
+    if let Some(listener) = targets.iter().find(is_barred) {
+        return Err(AcceptRefusal::NotForEvents(listener.id));
+    }
     *deliveries += targets.len();
     if targets.len() > FANOUT_MAX || *deliveries > DELIVERIES_MAX {
         return Err(AcceptRefusal::Fanout(targets.len().max(*deliveries)));
@@ -418,26 +360,30 @@ fn shown_timestamp(gateway: &Gateway, now: Timestamp) -> Option<String> {
 /// Draws the due time of a first attempt within a window. Events with a key get
 /// none, because they keep their order.
 fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
-    event.key.is_none().then(|| after(now, window.0.mul_f64(rand::random())))
+    event.key.is_none().then(|| time_after(now, window.0.mul_f64(rand::random())))
 }
 
-/// Returns the outcome of an event that was written, and starts its deliveries
-/// if it is new. Without targets, nothing was written after all.
-fn outcome(gateway: &Gateway, event: &Event, targets: Option<&[EndpointId]>, result: AcceptResult) -> AcceptOutcome {
+/// Starts the deliveries of events that are new, and counts them.
+fn start_new(gateway: &Gateway, events: &[Arc<Event>], targets: &TargetIds, results: &mut [AcceptResult]) {
+    for (position, (event, result)) in events.iter().zip(results).enumerate() {
+        let AcceptResult::New { claims, .. } = result else { continue };
+        let claims = std::mem::take(claims);
+        if event.is_self_test() {
+            gateway.dispatcher.admit_since(claims, event.accepted_at);
+        } else {
+            gateway.dispatcher.admit_new(event, targets.of(position), claims);
+        }
+        if let Some(at) = event.expires_at {
+            gateway.expiry.schedule_check(just_after(gateway.clock.wall_offset().engine(at)));
+        }
+    }
+}
+
+/// Returns the outcome of an event that was handed to the store.
+fn accept_outcome(gateway: &Gateway, event: &Event, result: AcceptResult) -> AcceptOutcome {
     let offset = gateway.clock.wall_offset();
     match result {
-        AcceptResult::New { deliveries, claims } => {
-            // Of a batch that was undone there is nothing to start or to count.
-            match targets {
-                Some(_) if event.is_self_test() => gateway.dispatcher.admit_since(claims, event.accepted_at),
-                Some(targets) => gateway.dispatcher.admit_new(event, targets, claims),
-                None => {}
-            }
-            if let Some(at) = event.expires_at {
-                gateway.expiry.schedule_check(just_after(offset.engine(at)));
-            }
-            Ok(receipt(event, offset.wall(event.accepted_at), deliveries, false))
-        }
+        AcceptResult::New { deliveries, .. } => Ok(receipt(event, offset.wall(event.accepted_at), deliveries, false)),
         AcceptResult::Duplicate { accepted_at, deliveries } => {
             Ok(receipt(event, offset.wall(accepted_at), deliveries, true))
         }

@@ -30,7 +30,7 @@ pub enum BackupRefusal {
     /// The name cannot be that of a folder.
     #[error("{0:?} cannot be the name of a backup; use up to 100 letters, digits, dots, dashes and underscores")]
     Name(String),
-    /// There is something of that name.
+    /// A backup or another file of that name exists.
     #[error("there is a backup {0} already; choose another name")]
     Exists(String),
     /// Nothing can be written to the folder.

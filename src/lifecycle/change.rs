@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Gateway;
 use super::node_questions::{self, NodeQuestion, ask_health};
 use crate::model::audit::Initiator;
-use crate::model::delivery::{DeliveryState, after};
+use crate::model::delivery::{DeliveryState, time_after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::Span;
@@ -35,7 +35,7 @@ pub async fn change_delivery(
     let (endpoint, due_at) = (changed.endpoint, changed.due_at);
     let is_anew = match change {
         DeliveryChange::Cancel => {
-            gateway.metrics.cancelled(1);
+            gateway.metrics.count_cancelled(1);
             gateway.dispatcher.count_cancelled(tenant, endpoint, 1);
             false
         }
@@ -49,7 +49,7 @@ pub async fn change_delivery(
     let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew };
     // If the shard changed owner meanwhile, the new owner has read the change
     // from the store.
-    node_questions::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
+    node_questions::ask_owner(gateway, tenant, endpoint, &question).await.map(|_| ())
 }
 
 /// Erases an event's data, after cancelling its waiting deliveries. The event
@@ -86,7 +86,7 @@ async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) 
 /// Adds an endpoint.
 pub async fn create_endpoint(gateway: &Gateway, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let endpoint = gateway.store.create_endpoint(by, endpoint).await?;
-    gateway.dispatcher.recount();
+    gateway.dispatcher.divide_rates();
     Ok(endpoint)
 }
 
@@ -140,7 +140,7 @@ pub async fn open_breaker(
     span: Option<Span>,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let until = span.map(|span| after(gateway.clock.now(), span.0));
+    let until = span.map(|span| time_after(gateway.clock.now(), span.0));
     change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: true, until, note }).await
 }
 
@@ -167,7 +167,7 @@ pub async fn close_breaker(
 pub async fn delete_endpoint(gateway: &Gateway, by: &Initiator, tenant: &TenantId, id: EndpointId) -> Result<()> {
     gateway.store.delete_endpoint(by, tenant, id, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
-    gateway.dispatcher.recount();
+    gateway.dispatcher.divide_rates();
     Ok(())
 }
 
@@ -176,7 +176,7 @@ pub async fn delete_endpoint(gateway: &Gateway, by: &Initiator, tenant: &TenantI
 pub async fn put_tenant(gateway: &Gateway, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>> {
     let tenant = gateway.store.put_tenant(by, tenant).await?;
     gateway.dispatcher.tenant_changed(&tenant.id);
-    gateway.intake.change(&tenant.id, gateway.ingest_rate(&tenant), gateway.clock.now());
+    gateway.intake.change_rate(&tenant.id, gateway.ingest_rate(&tenant), gateway.clock.now());
     Ok(tenant)
 }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use tracing::{debug, warn};
 
 use super::Gateway;
+use super::figure_series::not_written;
 use super::live_status::local_status;
-use super::node_questions::{NodeAnswer, NodeQuestion};
+use super::node_questions::{NodeAnswer, NodeQuestion, UnwrittenWindow};
 use crate::model::shard::Shard;
 use crate::store::ClusterEvent;
 
@@ -27,35 +28,39 @@ pub fn apply_event(gateway: &Gateway, event: ClusterEvent) {
     let (dispatcher, now) = (&gateway.dispatcher, gateway.clock.now());
     match event {
         ClusterEvent::Gained { shards, due, were_owned } => {
-            debug!(shards = shards.len(), endpoints_due = due.len(), "gained {} shards", shards.len());
-            dispatcher.shards_gained(&shards, due, were_owned);
+            dispatcher.take_over_shards(&shards, due, were_owned);
             gateway.expiry.schedule_check(now);
             // Send the mails that the last owner could not send any more.
             gateway.notifier.mail_missed(|endpoint| shards.contains(&Shard::of(&endpoint.tenant, endpoint.id)));
         }
-        ClusterEvent::Wanted { shards, done } => {
+        ClusterEvent::HandOver { shards, done } => {
             debug!(shards = shards.len(), "handing {} shards over to another node", shards.len());
-            dispatcher.shards_leaving(shards, done);
+            dispatcher.hand_over_shards(shards, done);
         }
         ClusterEvent::Lost { shards } => {
             debug!(shards = shards.len(), "lost {} shards", shards.len());
-            dispatcher.shards_lost(&shards);
+            dispatcher.drop_lost_shards(&shards);
         }
-        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at } => {
-            dispatcher.due_in_store(endpoint, due_at);
+        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at, count, deliveries } => {
+            dispatcher.arrived(endpoint, due_at, &deliveries);
+            if let Some(endpoint) = gateway.store.any_endpoint(endpoint) {
+                dispatcher.accepted_elsewhere(&endpoint.tenant, count);
+            }
             if let Some(at) = expiry_check_at {
                 gateway.expiry.schedule_check(at);
             }
         }
+        ClusterEvent::AcceptsDelayed { delays } => dispatcher.delay_accepts(delays),
         ClusterEvent::Changed { endpoints, tenants, done } => {
-            dispatcher.recount();
+            dispatcher.divide_rates();
             for endpoint in endpoints {
                 dispatcher.endpoint_changed(endpoint);
             }
             for tenant in tenants {
                 dispatcher.tenant_changed(&tenant);
-                if let Some(known) = gateway.store.tenant(&tenant) {
-                    gateway.intake.change(&tenant, gateway.ingest_rate(&known), now);
+                match gateway.store.tenant(&tenant) {
+                    Some(known) => gateway.intake.change_rate(&tenant, gateway.ingest_rate(&known), now),
+                    None => dispatcher.forget_figures(&tenant),
                 }
             }
             let _ = done.send(());
@@ -102,6 +107,10 @@ fn answer_to(gateway: &Gateway, question: NodeQuestion) -> NodeAnswer {
         NodeQuestion::AdminToken { hash } => {
             let hash = hex::decode(hash).ok().and_then(|hash| hash.try_into().ok());
             confirmation(hash.map(|hash| gateway.admin.replace(hash)).is_some())
+        }
+        NodeQuestion::Figures { scope } => {
+            let windows = not_written(gateway, &scope);
+            NodeAnswer::Figures { windows: windows.into_iter().map(UnwrittenWindow::of).collect() }
         }
         NodeQuestion::Egress => NodeAnswer::Egress { networks: gateway.called_from.clone() },
         NodeQuestion::LiveStatus { about } => {

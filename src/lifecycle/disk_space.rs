@@ -56,7 +56,7 @@ impl DiskSpace {
         Self { free: Some(Box::new(free)), reserve_bytes, read_at: AtomicI64::new(i64::MIN), ..Self::default() }
     }
 
-    /// Creates a space that never runs low.
+    /// Creates a disk space that is not watched and never runs low.
     pub fn endless() -> Self {
         Self::default()
     }
@@ -74,7 +74,7 @@ impl DiskSpace {
     }
 
     /// Counts bytes of events that are about to be stored.
-    pub fn take(&self, bytes: u64) {
+    pub fn count_stored(&self, bytes: u64) {
         if self.is_watching() {
             self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -83,7 +83,7 @@ impl DiskSpace {
     /// Returns the bytes left before the reserve, if a disk is watched. Bytes
     /// taken since the last reading count twice: they are written to the log,
     /// and then into the store.
-    pub fn left(&self, now: Timestamp) -> Option<u64> {
+    pub fn bytes_left(&self, now: Timestamp) -> Option<u64> {
         let free = self.free_bytes(now)?;
         let taken = self.taken_bytes.load(Ordering::Relaxed).saturating_mul(2);
         Some(free.saturating_sub(self.reserve_bytes).saturating_sub(taken))
@@ -179,13 +179,13 @@ mod tests {
     #[test]
     fn what_was_taken_in_since_the_last_look_is_no_longer_left() {
         let space = DiskSpace::reading(|| Some(1_000), 400);
-        assert_eq!(space.left(at(1_000)), Some(600));
-        space.take(100);
-        assert_eq!(space.left(at(1_050)), Some(400));
-        space.take(1_000);
-        assert_eq!(space.left(at(1_060)), Some(0));
-        assert_eq!(space.left(at(1_200)), Some(600), "the next look knows better");
-        assert_eq!(DiskSpace::endless().left(at(0)), None);
+        assert_eq!(space.bytes_left(at(1_000)), Some(600));
+        space.count_stored(100);
+        assert_eq!(space.bytes_left(at(1_050)), Some(400));
+        space.count_stored(1_000);
+        assert_eq!(space.bytes_left(at(1_060)), Some(0));
+        assert_eq!(space.bytes_left(at(1_200)), Some(600), "the next look knows better");
+        assert_eq!(DiskSpace::endless().bytes_left(at(0)), None);
     }
 
     #[test]

@@ -15,10 +15,10 @@ use tracing::{error, warn};
 use super::Gateway;
 use super::deliver::attempt::log_expired;
 use super::expiry_schedule::just_after;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::endpoint::Endpoint;
 use crate::model::figures::CountedEnd;
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::store::{ClaimOutcome, Error, OverdueDelivery, Result, Settlement, UntriedQuery};
 
 /// Deliveries that one step checks together.
@@ -38,16 +38,16 @@ pub async fn run(gateway: Arc<Gateway>) {
         expiry.begin_check();
         let earlier = expiry.earlier.notified();
         let now = clock.now();
-        let next_at = match check_periodically(&gateway, walk_at <= now).await {
+        let next_at = match check_once(&gateway, walk_at <= now).await {
             Ok(next) => {
                 if walk_at <= now {
-                    walk_at = after(now, expiry.walk_every(rand::random()));
+                    walk_at = time_after(now, expiry.walk_every(rand::random()));
                 }
                 next.map_or(walk_at, |at| at.min(walk_at))
             }
             Err(problem) => {
                 warn!("checking for expired deliveries failed and is tried again in about 10 seconds: {problem}");
-                after(now, roughly(ERROR_PAUSE, rand::random()))
+                time_after(now, vary_by_tenth(ERROR_PAUSE, rand::random()))
             }
         };
         let until = expiry.sleep(next_at);
@@ -58,15 +58,15 @@ pub async fn run(gateway: Arc<Gateway>) {
     }
 }
 
-async fn check_periodically(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
-    let walked = if is_walk_due { walk(gateway).await } else { Ok(()) };
+async fn check_once(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
+    let walked = if is_walk_due { check_held_too_long(gateway).await } else { Ok(()) };
     // The sweep runs even if the walk failed.
-    let next = sweep(gateway).await?;
+    let next = check_expired(gateway).await?;
     walked.map(|()| next)
 }
 
 /// Checks all deliveries that may have expired; returns when the next one may.
-pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
+pub async fn check_expired(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
     loop {
         let now = gateway.clock.now();
         let page = gateway.store.read_overdue(now, STEP).await?;
@@ -79,7 +79,7 @@ pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
 
 /// Checks all deliveries that have waited longer than `hold_max` for their
 /// first attempt.
-pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
+pub async fn check_held_too_long(gateway: &Arc<Gateway>) -> Result<()> {
     let hold_max = i64::try_from(gateway.expiry.hold_max.as_millis()).unwrap_or(i64::MAX);
     let before = gateway.clock.now().as_millisecond().saturating_sub(hold_max);
     let before = Timestamp::from_millisecond(before).unwrap_or(Timestamp::MIN);
@@ -138,9 +138,9 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
     };
     if let Some(by) = expired_by.filter(|_| !settled.is_void) {
         log_expired(overdue.id, endpoint.id, &endpoint.tenant, by);
-        gateway.notifier.settled(&settlement, now, &settled);
+        let is_in_slo = !overdue.is_replay_or_backfill;
+        gateway.notifier.report_settled(&settlement, is_in_slo.then_some(now), &settled);
         if let Some(cause) = settled.died {
-            let is_in_slo = overdue.progress.attempts_before == 0;
             gateway.dispatcher.count_end(&endpoint.tenant, endpoint.id, &CountedEnd::Dead { cause, is_in_slo });
         }
         gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
@@ -153,14 +153,16 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now:
     let progress = overdue.progress;
     // The answer to the running attempt decides what follows.
     if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
-        return ClaimOutcome::RecheckExpiry { at: after(now, IN_FLIGHT_RECHECK), progress };
+        return ClaimOutcome::RecheckExpiry { at: time_after(now, IN_FLIGHT_RECHECK), progress };
     }
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
-    match progress.end(&limits) {
+    match progress.deadline(&limits) {
         Some(end) if now > end.at => ClaimOutcome::Expired { by: end.by, progress },
         Some(end) if endpoint.is_aging() => ClaimOutcome::RecheckExpiry { at: just_after(end.at), progress },
         // While the delivery is held, its end moves with the time.
-        Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD_RECHECK)), progress },
-        None => ClaimOutcome::RecheckExpiry { at: after(now, HELD_RECHECK), progress },
+        Some(end) => {
+            ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(time_after(now, HELD_RECHECK)), progress }
+        }
+        None => ClaimOutcome::RecheckExpiry { at: time_after(now, HELD_RECHECK), progress },
     }
 }

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::model::delivery::{DeliveryTimeLimits, after};
+use crate::model::delivery::{DeliveryTimeLimits, time_after};
 use crate::model::endpoint::Endpoint;
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::model::span::Span;
 
 /// The time of the next check for expired deliveries.
@@ -80,13 +80,13 @@ impl ExpirySchedule {
     /// Returns the time between two walks over deliveries without an attempt:
     /// a small part of `hold_max`, and less than ten minutes for every draw.
     pub fn walk_every(&self, draw: f64) -> Duration {
-        roughly((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
+        vary_by_tenth((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
     }
 }
 
 /// Returns the first moment after a time limit.
 pub fn just_after(at: Timestamp) -> Timestamp {
-    after(at, Duration::from_millis(1))
+    time_after(at, Duration::from_millis(1))
 }
 
 #[cfg(test)]

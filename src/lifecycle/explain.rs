@@ -5,22 +5,21 @@ use std::sync::Arc;
 use super::Gateway;
 use super::live_status::{LiveStatusQuery, live_statuses};
 use super::waiting::outlook;
-use crate::model::explain::{Explanation, ExplanationFacts, explain};
+use crate::model::attempt::Attempt;
+use crate::model::delivery::Delivery;
+use crate::model::explain::{Explanation, ExplanationFacts, ExplanationReader, explain};
 use crate::model::id::{DeliveryId, TenantId};
-use crate::store::{Error, MissingResource, Result};
+use crate::store::{Error, MissingResource, Result, Store};
 
-/// Tells why a delivery stands where it stands; to the operator also which
-/// addresses were refused.
+/// Tells a reader why a delivery stands where it stands.
 pub async fn explain_delivery(
     gateway: &Gateway,
     tenant: &TenantId,
     id: DeliveryId,
-    is_operator: bool,
+    reader: ExplanationReader,
 ) -> Result<Explanation> {
-    let missing = || Error::NotFound(MissingResource::Delivery);
     let store = &gateway.store;
-    let delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
-    let attempts = store.attempts(tenant, id).await?.ok_or_else(missing)?;
+    let (delivery, attempts) = read_together(store.as_ref(), tenant, id).await?;
     let head = match &delivery.lane {
         Some(lane) => store.lane_head(delivery.endpoint_id, lane).await?,
         None => None,
@@ -47,6 +46,21 @@ pub async fn explain_delivery(
         outlook,
         hold_max: gateway.expiry.hold_max,
         now: gateway.clock.wall(),
-        is_operator,
+        reader,
     }))
+}
+
+/// Reads a delivery and its attempts as they were at one moment. An attempt that ends
+/// between the two reads would be told of a delivery that has not had it.
+async fn read_together(store: &dyn Store, tenant: &TenantId, id: DeliveryId) -> Result<(Delivery, Vec<Attempt>)> {
+    let missing = || Error::NotFound(MissingResource::Delivery);
+    let mut delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
+    loop {
+        let attempts = store.attempts(tenant, id).await?.ok_or_else(missing)?;
+        let now = store.delivery(tenant, id).await?.ok_or_else(missing)?;
+        if now.progress.attempts == delivery.progress.attempts {
+            return Ok((now, attempts));
+        }
+        delivery = now;
+    }
 }

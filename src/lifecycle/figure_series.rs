@@ -1,18 +1,19 @@
 //! Reads figures as a series of points.
 //!
-//! What is written is read from the store, so that every node gives the same
-//! answer, and `complete_until` says up to when nothing is missing. A node that
-//! owns every shard adds what it has counted and not written yet, so that the
-//! last minutes are shown as well.
+//! What is written is read from the store, and `complete_until` says up to when
+//! nothing is missing. What was counted and is not written yet is in the memory of
+//! the node that counted it: each node is asked, and the last minutes are shown as
+//! far as nodes answer.
 
 use jiff::Timestamp;
 
 use super::Gateway;
 use super::figures::LOOK;
-use crate::model::figure_time::{FigureGap, FigureSpan, FigureStep, floor, later};
+use super::node_questions::figures_of_others;
+use super::shared_answers::RecentFigures;
+use crate::model::figure_time::{FigureGap, FigureSpan, FigureStep, WINDOW_MS, millis_later, span_beginning};
 use crate::model::figures::WindowFigures;
-use crate::model::id::EndpointId;
-use crate::model::shard::SHARDS;
+use crate::model::id::{EndpointId, TenantId};
 use crate::model::type_figures::TypeFigures;
 use crate::store::Result;
 use crate::store::figures::{FigureScope, StoredFigures};
@@ -22,7 +23,11 @@ use crate::store::plan::figures::sum;
 pub const POINTS_MAX: i64 = 2_016;
 /// Most endpoints whose counters are summed under the lock of the queues. Of more
 /// only what is written is shown.
-const SUMMED_MAX: usize = 2_000;
+const SUMMED_MAX: u64 = 2_000;
+/// Milliseconds before the open window in which something may not be written yet:
+/// windows that wait longer are dropped. None of these windows is rolled up before they
+/// are older.
+const RECENT_MS: i64 = 5 * WINDOW_MS;
 
 /// A time in steps: from the beginning of the first step to the end of the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +43,9 @@ pub struct FigureRange {
 impl FigureRange {
     /// Returns the whole steps that a time touches.
     pub fn covering(from: Timestamp, to: Timestamp, step: FigureStep) -> Self {
-        let from = floor(from, step.millis());
-        let end = floor(later(to, step.millis() - 1), step.millis());
-        Self { from, to: end.max(later(from, step.millis())), step }
+        let from = span_beginning(from, step.millis());
+        let end = span_beginning(millis_later(to, step.millis() - 1), step.millis());
+        Self { from, to: end.max(millis_later(from, step.millis())), step }
     }
 
     /// Returns the number of points.
@@ -77,15 +82,53 @@ pub async fn read(gateway: &Gateway, scope: &FigureScope, range: FigureRange) ->
     };
     // Before the figures: what is complete by then is among them.
     let coverage = gateway.store.figure_coverage(range.from, gateway.clock.now()).await?;
-    let rows = rows(gateway, scope, span, range.from, range.to).await?;
+    let rows = rows_of_all_nodes(gateway, scope, span, (range.from, range.to), coverage.written_until).await?;
     let (points, types) = points(&rows, range.step);
     let gaps = coverage.gaps.into_iter().filter(|gap| gap.from < range.to).collect();
     Ok(FigureSeries { complete_until: coverage.written_until, gaps, points, types })
 }
 
+/// Reads the figures of a scope that begin in a time, with those that only their nodes
+/// know. All were written up to this time, as far as the reader knows.
+pub async fn rows_of_all_nodes(
+    gateway: &Gateway,
+    scope: &FigureScope,
+    span: FigureSpan,
+    (from, to): (Timestamp, Timestamp),
+    written_until: Option<Timestamp>,
+) -> Result<Vec<StoredFigures>> {
+    let recent_from = millis_later(span_beginning(gateway.clock.now(), WINDOW_MS), -RECENT_MS);
+    if to <= recent_from || gateway.store.nodes() <= 1 {
+        return read_rows(gateway, scope, span, from, to).await;
+    }
+    let shared = gateway.answers.figures(scope);
+    // The reader must find all that it takes for complete.
+    let is_true = |recent: &RecentFigures| recent.from == recent_from && recent.written_until >= written_until;
+    let recent = shared.get(is_true, recent_of_all_nodes(gateway, scope, recent_from, written_until)).await?;
+    let mut rows =
+        if from < recent_from { gateway.store.figures(scope, span, from, recent_from).await? } else { Vec::new() };
+    rows.extend(recent.rows.iter().filter(|row| (from..to).contains(&row.at)).cloned());
+    Ok(rows)
+}
+
+/// Reads the figures of a scope that begin at this time or later, of all nodes.
+async fn recent_of_all_nodes(
+    gateway: &Gateway,
+    scope: &FigureScope,
+    from: Timestamp,
+    written_until: Option<Timestamp>,
+) -> Result<RecentFigures> {
+    // The store first, so that nothing is counted twice.
+    let mut rows =
+        read_rows(gateway, scope, FigureSpan::Window, from, millis_later(from, RECENT_MS + 2 * WINDOW_MS)).await?;
+    rows.extend(figures_of_others(gateway, scope).await.into_iter().filter(|row| row.at >= from));
+    rows.sort_by_key(|row| row.at);
+    Ok(RecentFigures { from, written_until, rows })
+}
+
 /// Reads the figures of a scope that begin in a time, with those that only this
 /// node knows.
-pub async fn rows(
+pub async fn read_rows(
     gateway: &Gateway,
     scope: &FigureScope,
     span: FigureSpan,
@@ -95,18 +138,12 @@ pub async fn rows(
     let mut rows = gateway.store.figures(scope, span, from, to).await?;
     // After the store was read, so that nothing is counted twice. What is written
     // in between is missing for this once.
-    let not_written = not_written(gateway, scope).into_iter();
-    rows.extend(not_written.filter(|row| (from..to).contains(&row.at) && has_content(row)));
+    rows.extend(not_written(gateway, scope).into_iter().filter(|row| (from..to).contains(&row.at)));
     Ok(rows)
 }
 
-fn has_content(row: &StoredFigures) -> bool {
-    !row.figures.is_empty() || !row.types.is_empty()
-}
-
-/// Returns what this node has counted of a scope and not written, if no other node
-/// owns a shard.
-fn not_written(gateway: &Gateway, scope: &FigureScope) -> Vec<StoredFigures> {
+/// Returns what this node has counted of a scope and not written, oldest window first.
+pub fn not_written(gateway: &Gateway, scope: &FigureScope) -> Vec<StoredFigures> {
     let Some(endpoints) = endpoints_counted_here(gateway, scope) else { return Vec::new() };
     let mut windows = gateway.dispatcher.windows_not_taken(scope);
     if let Some(open) = windows.last_mut() {
@@ -115,17 +152,14 @@ fn not_written(gateway: &Gateway, scope: &FigureScope) -> Vec<StoredFigures> {
         let oldest_due_ms = endpoints.chunks(LOOK).flat_map(|endpoints| gateway.dispatcher.oldest_due_ms(endpoints));
         open.figures.oldest_due_ms = oldest_due_ms.max().unwrap_or(0);
     }
+    windows.retain(|window| !window.figures.is_empty() || !window.types.is_empty());
     windows
 }
 
-/// Returns the endpoints of a scope, if this node owns every shard and they are not
-/// too many.
+/// Returns the endpoints of a scope, if they are not too many. What waits for those of
+/// other nodes counts there.
 fn endpoints_counted_here(gateway: &Gateway, scope: &FigureScope) -> Option<Vec<EndpointId>> {
     let store = &gateway.store;
-    let is_alone = store.lease_length().is_none() || store.leases().len() == SHARDS;
-    if !is_alone {
-        return None;
-    }
     let tenants = match scope {
         FigureScope::Endpoint(_, endpoint) => return Some(vec![*endpoint]),
         FigureScope::Tenant(tenant) => vec![tenant.clone()],
@@ -133,19 +167,16 @@ fn endpoints_counted_here(gateway: &Gateway, scope: &FigureScope) -> Option<Vec<
             store.tenants().iter().map(|tenant| tenant.id.clone()).filter(|tenant| !tenant.is_system()).collect()
         }
     };
-    let mut endpoints = Vec::new();
-    for tenant in tenants {
-        endpoints.extend(store.endpoints(&tenant).iter().map(|endpoint| endpoint.id));
-        if endpoints.len() > SUMMED_MAX {
-            return None;
-        }
+    let count = |tenant: &TenantId| store.usage_here(tenant).map_or(0, |usage| usage.endpoints);
+    if tenants.iter().map(count).sum::<u64>() > SUMMED_MAX {
+        return None;
     }
-    Some(endpoints)
+    Some(tenants.iter().flat_map(|tenant| store.endpoint_ids(Some(tenant))).collect())
 }
 
 fn points(rows: &[StoredFigures], step: FigureStep) -> (Vec<(Timestamp, WindowFigures)>, TypeFigures) {
     let mut types = TypeFigures::default();
-    let begins = |row: &StoredFigures| floor(row.at, step.millis());
+    let begins = |row: &StoredFigures| span_beginning(row.at, step.millis());
     let points = rows.chunk_by(|a, b| begins(a) == begins(b)).map(|rows| {
         let (figures, of_step) = sum(rows);
         types.add(&of_step);

@@ -1,5 +1,5 @@
 //! Writes figures: the windows that are over, and what of an open one there is
-//! at a stop; and folds them into hours.
+//! at a stop; and rolls them up into hours.
 //!
 //! The rows of a window are written a part at a time, at most a hundred a second
 //! on average, so that they get in nobody's way. A window that is still not
@@ -20,12 +20,12 @@ use tracing::{debug, warn};
 
 use super::Gateway;
 use super::dispatch::figure_counters::CountedWindow;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::failing_endpoints::FailingEndpoints;
-use crate::model::figure_time::{FigureGap, HOUR_MS, WINDOW_MS, floor, later};
+use crate::model::figure_time::{FigureGap, HOUR_MS, WINDOW_MS, millis_later, span_beginning};
 use crate::model::figures::WindowFigures;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::model::shard::Shard;
 use crate::model::span::Span;
 use crate::model::type_figures::TypeFigures;
@@ -40,11 +40,11 @@ const ROW_PAUSE: Duration = Duration::from_millis(10);
 const SPREAD: Duration = Duration::from_secs(240);
 /// Pause after an error of the store.
 const ERROR_PAUSE: Duration = Duration::from_secs(5);
-/// Pause between the parts that are folded.
-const FOLD_PAUSE: Duration = Duration::from_millis(50);
-/// Milliseconds after its end at which an hour is folded: later than any of its
+/// Pause between the parts that are rolled up.
+const ROLLUP_PAUSE: Duration = Duration::from_millis(50);
+/// Milliseconds after its end at which an hour is rolled up: later than any of its
 /// windows is written.
-const FOLD_DELAY_MS: i64 = 6 * WINDOW_MS;
+const ROLLUP_DELAY_MS: i64 = 6 * WINDOW_MS;
 /// Milliseconds for which windows are kept.
 const WINDOWS_KEPT_MS: i64 = 48 * HOUR_MS;
 /// Endpoints whose oldest due delivery is looked up at a time, under the lock.
@@ -67,29 +67,49 @@ struct RecorderState {
     taken_until: Timestamp,
     /// Time up to which all is written, as it is stored.
     written_until: Timestamp,
-    /// The hour up to which parts were folded, and the next part.
-    folded: (Timestamp, Option<Shard>),
+    /// The hour up to which parts were rolled up, and the next part.
+    rolled_up: (Timestamp, Option<Shard>),
 }
 
 /// A window that waits to be written.
 struct PendingWindow {
     at: Timestamp,
     parts: BTreeMap<Shard, Vec<FigureRow>>,
+    /// What the row of the gateway is made of, which is written last: the names in it
+    /// are then in rows of tenants, too, by which a purge knows them.
+    sums: HashMap<TenantId, TenantSums>,
     row_pause: Duration,
+}
+
+impl PendingWindow {
+    fn is_written(&self) -> bool {
+        self.parts.is_empty() && self.sums.is_empty()
+    }
+
+    /// Drops what was counted of tenants that are gone.
+    fn forget(&mut self, tenants: &[TenantId]) {
+        let is_kept = |row: &FigureRow| match &row.scope {
+            FigureScope::Gateway => true,
+            FigureScope::Tenant(tenant) | FigureScope::Endpoint(tenant, _) => !tenants.contains(tenant),
+        };
+        self.parts.values_mut().for_each(|rows| rows.retain(is_kept));
+        self.parts.retain(|_, rows| !rows.is_empty());
+        self.sums.retain(|tenant, _| !tenants.contains(tenant));
+    }
 }
 
 /// Writes figures for as long as the process runs.
 pub async fn run(recorder: Arc<FigureRecorder>) {
     let clock = recorder.gateway.clock.clone();
     loop {
-        let pause = match recorder.step().await {
+        let pause = match recorder.write_next_part().await {
             Ok(pause) => pause,
             Err(problem) => {
                 debug!("figures could not be written yet; they are written again soon: {problem}");
-                roughly(ERROR_PAUSE, rand::random())
+                vary_by_tenth(ERROR_PAUSE, rand::random())
             }
         };
-        clock.sleep_until(after(clock.now(), pause)).await;
+        clock.sleep_until(time_after(clock.now(), pause)).await;
     }
 }
 
@@ -106,14 +126,14 @@ impl FigureRecorder {
             dropped: None,
             taken_until: now,
             written_until: now,
-            folded: (Timestamp::MIN, None),
+            rolled_up: (Timestamp::MIN, None),
         };
         Self { gateway, retention, state: Mutex::new(state) }
     }
 
     /// Makes one call to the store, if there is something to do. Returns when to
     /// make the next.
-    pub async fn step(&self) -> Result<Duration> {
+    pub async fn write_next_part(&self) -> Result<Duration> {
         let mut state = self.state.lock().await;
         if state.has_ended {
             return Ok(SPREAD);
@@ -125,11 +145,12 @@ impl FigureRecorder {
         }
         self.note_written(&mut state).await?;
         let now = self.gateway.clock.now();
-        if self.fold_next(&mut state, now).await? {
-            return Ok(FOLD_PAUSE);
+        if self.roll_up_next(&mut state, now).await? {
+            return Ok(ROLLUP_PAUSE);
         }
-        let next = later(floor(now, WINDOW_MS), WINDOW_MS);
-        Ok(Duration::try_from(next.duration_since(now)).unwrap_or_default() + roughly(FOLD_PAUSE, rand::random()))
+        let next = millis_later(span_beginning(now, WINDOW_MS), WINDOW_MS);
+        Ok(Duration::try_from(next.duration_since(now)).unwrap_or_default()
+            + vary_by_tenth(ROLLUP_PAUSE, rand::random()))
     }
 
     /// Writes everything that was counted, also of the open window, and ends
@@ -146,7 +167,7 @@ impl FigureRecorder {
         self.begin(state).await?;
         self.take_closed(state).await;
         let open = self.gateway.dispatcher.take_open_window();
-        state.pending.push_back(self.rows_of(open).await);
+        state.pending.push_back(self.rows_of(open, false).await);
         while self.write_next(state).await?.is_some() {}
         self.gateway.store.figures_written(state.writer, None, state.dropped.take()).await
     }
@@ -161,25 +182,25 @@ impl FigureRecorder {
 
     async fn take_closed(&self, state: &mut RecorderState) {
         // Read before the windows are taken: what is over by then is among them.
-        state.taken_until = floor(self.gateway.clock.now(), WINDOW_MS);
+        state.taken_until = span_beginning(self.gateway.clock.now(), WINDOW_MS);
         let (closed, dropped) = self.gateway.dispatcher.take_closed_windows();
         if let Some(gap) = dropped {
             self.drop_windows(state, gap);
         }
         for window in closed {
-            let rows = self.rows_of(window).await;
+            let rows = self.rows_of(window, true).await;
             state.pending.push_back(rows);
         }
         while state.pending.len() > PENDING_MAX
             && let Some(lost) = state.pending.pop_front()
         {
-            self.drop_windows(state, FigureGap { from: lost.at, to: later(lost.at, WINDOW_MS) });
+            self.drop_windows(state, FigureGap { from: lost.at, to: millis_later(lost.at, WINDOW_MS) });
         }
     }
 
     fn drop_windows(&self, state: &mut RecorderState, gap: FigureGap) {
         let windows = (gap.to.as_millisecond() - gap.from.as_millisecond()) / WINDOW_MS;
-        self.gateway.metrics.figures_dropped(windows.unsigned_abs());
+        self.gateway.metrics.count_dropped_figures(windows.unsigned_abs());
         warn!("figures from {} to {} are dropped: the store could not take them in time", gap.from, gap.to);
         let joined = |before: FigureGap| FigureGap { from: before.from.min(gap.from), to: before.to.max(gap.to) };
         state.dropped = Some(state.dropped.map_or(gap, joined));
@@ -188,13 +209,24 @@ impl FigureRecorder {
     /// Writes the next part of the first window. Returns the pause after it, or
     /// nothing if all is written.
     async fn write_next(&self, state: &mut RecorderState) -> Result<Option<Duration>> {
-        while state.pending.front().is_some_and(|window| window.parts.is_empty()) {
+        let forgotten = self.gateway.dispatcher.take_forgotten_figures();
+        if !forgotten.is_empty() {
+            state.pending.iter_mut().for_each(|window| window.forget(&forgotten));
+        }
+        while state.pending.front().is_some_and(PendingWindow::is_written) {
             state.pending.pop_front();
         }
         let Some(window) = state.pending.front_mut() else { return Ok(None) };
-        let Some((part, rows)) = window.parts.first_key_value() else { return Ok(None) };
+        let store = &self.gateway.store;
+        let Some((part, rows)) = window.parts.first_key_value() else {
+            let row = gateway_row(&window.sums, |tenant| store.tenant(tenant).is_some());
+            let rows = if row.figures.is_empty() { Vec::new() } else { vec![row] };
+            store.write_figures(state.writer, FigureScope::Gateway.part(), window.at, rows).await?;
+            window.sums.clear();
+            return Ok(Some(window.row_pause));
+        };
         let (part, pause) = (*part, window.row_pause * u32::try_from(rows.len()).unwrap_or(u32::MAX));
-        self.gateway.store.write_figures(state.writer, part, window.at, rows.clone()).await?;
+        store.write_figures(state.writer, part, window.at, rows.clone()).await?;
         window.parts.remove(&part);
         Ok(Some(pause))
     }
@@ -209,23 +241,24 @@ impl FigureRecorder {
         Ok(())
     }
 
-    /// Folds the next part that this node owns. Returns whether there is more to
+    /// Rolls up the next part that this node owns. Returns whether there is more to
     /// do.
-    async fn fold_next(&self, state: &mut RecorderState, now: Timestamp) -> Result<bool> {
-        let fold_until = floor(later(now, -FOLD_DELAY_MS), HOUR_MS);
-        let hours_before = later(now, -i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX));
-        if state.folded.0 < fold_until {
-            state.folded = (fold_until, Some(Shard(0)));
+    async fn roll_up_next(&self, state: &mut RecorderState, now: Timestamp) -> Result<bool> {
+        let roll_up_until = span_beginning(millis_later(now, -ROLLUP_DELAY_MS), HOUR_MS);
+        let hours_before = millis_later(now, -i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX));
+        if state.rolled_up.0 < roll_up_until {
+            state.rolled_up = (roll_up_until, Some(Shard(0)));
             let day = hours_before.as_millisecond().div_euclid(24 * HOUR_MS);
             self.gateway.store.forget_usage(i32::try_from(day).unwrap_or(i32::MIN)).await?;
         }
-        let Some(part) = state.folded.1 else { return Ok(false) };
-        let horizon = FigureHorizon { fold_until, windows_before: later(now, -WINDOWS_KEPT_MS), hours_before };
+        let Some(part) = state.rolled_up.1 else { return Ok(false) };
+        let horizon =
+            FigureHorizon { roll_up_until, windows_before: millis_later(now, -WINDOWS_KEPT_MS), hours_before };
         if self.owns(part) && self.gateway.store.maintain_figures(part, horizon).await? {
             return Ok(true);
         }
-        state.folded.1 = part.0.checked_add(1).map(Shard);
-        Ok(state.folded.1.is_some())
+        state.rolled_up.1 = part.0.checked_add(1).map(Shard);
+        Ok(state.rolled_up.1.is_some())
     }
 
     fn owns(&self, part: Shard) -> bool {
@@ -233,12 +266,13 @@ impl FigureRecorder {
         store.lease_length().is_none() || store.leases().iter().any(|lease| lease.shard == part)
     }
 
-    /// Makes rows of what was counted, with the sums of tenants and the gateway,
-    /// and with what waits now.
-    async fn rows_of(&self, mut window: CountedWindow) -> PendingWindow {
+    /// Makes rows of what was counted, with the sums of tenants and the gateway, and
+    /// if the window is closed with what waits now: of the window of a stop the run
+    /// that follows says it, and both are added up.
+    async fn rows_of(&self, mut window: CountedWindow, is_closed: bool) -> PendingWindow {
         let mut tenants: HashMap<TenantId, TenantSums> = HashMap::new();
         let mut rows = Vec::new();
-        for (tenant, endpoints) in self.by_tenant(&mut window) {
+        for (tenant, endpoints) in self.by_tenant(&mut window, is_closed) {
             let ids: Vec<EndpointId> = endpoints.iter().map(|(id, _)| *id).collect();
             let mut oldest = Vec::with_capacity(ids.len());
             for ids in ids.chunks(LOOK) {
@@ -247,8 +281,10 @@ impl FigureRecorder {
             }
             let mut sums = TenantSums::default();
             for ((endpoint, mut figures), oldest_due_ms) in endpoints.into_iter().zip(oldest) {
-                figures.waiting = self.gateway.store.waiting(Some(endpoint)).unwrap_or(0);
-                figures.oldest_due_ms = oldest_due_ms;
+                if is_closed {
+                    figures.waiting = self.gateway.store.waiting(Some(endpoint)).unwrap_or(0);
+                    figures.oldest_due_ms = oldest_due_ms;
+                }
                 sums.figures = sums.figures.merged_with(&figures);
                 sums.failing.count(endpoint, figures.failed_attempts());
                 let scope = FigureScope::Endpoint(tenant.clone(), endpoint);
@@ -264,16 +300,21 @@ impl FigureRecorder {
             sums.figures.accepted_bytes = counters.accepted_bytes;
             sums.types = counters.types;
         }
-        rows.extend(rows_of_sums(tenants));
-        pending(window.at, rows)
+        tenants.iter().for_each(|(tenant, sums)| rows.push(sums.row(FigureScope::Tenant(tenant.clone()))));
+        tenants.retain(|tenant, _| !tenant.is_system());
+        pending(window.at, rows, tenants)
     }
 
-    /// Returns what was counted of endpoints, by tenant, and of those at which
-    /// something waits although nothing happened.
-    fn by_tenant(&self, window: &mut CountedWindow) -> HashMap<TenantId, Vec<(EndpointId, WindowFigures)>> {
+    /// Returns what was counted of endpoints, by tenant, and if the window is closed of
+    /// those at which something waits although nothing happened.
+    fn by_tenant(
+        &self,
+        window: &mut CountedWindow,
+        is_closed: bool,
+    ) -> HashMap<TenantId, Vec<(EndpointId, WindowFigures)>> {
         let store = &self.gateway.store;
         let mut tenants: HashMap<TenantId, Vec<(EndpointId, WindowFigures)>> = HashMap::new();
-        for tenant in store.tenants() {
+        for tenant in store.tenants().into_iter().filter(|_| is_closed) {
             let is_waiting = |id: EndpointId| store.waiting(Some(id)).is_some_and(|waiting| waiting > 0);
             let idle = store.endpoints(&tenant.id).into_iter().map(|endpoint| endpoint.id);
             let idle = idle.filter(|id| !window.endpoints.contains_key(id) && is_waiting(*id));
@@ -291,27 +332,27 @@ impl FigureRecorder {
     }
 }
 
-/// Returns the rows of tenants, and that of the gateway. What the gateway sends
-/// about itself is not part of its sum.
-fn rows_of_sums(tenants: HashMap<TenantId, TenantSums>) -> Vec<FigureRow> {
+/// Returns the row of the gateway. What the gateway sends about itself is not part of its
+/// sum. Of a tenant that is gone only the counts are: it has no row by which a purge
+/// could take its names out.
+fn gateway_row(sums: &HashMap<TenantId, TenantSums>, is_there: impl Fn(&TenantId) -> bool) -> FigureRow {
     let mut all = TenantSums::default();
-    let mut rows = Vec::with_capacity(tenants.len() + 1);
-    for (tenant, sums) in tenants {
-        if !tenant.is_system() {
-            all.figures = all.figures.merged_with(&sums.figures);
+    for (tenant, sums) in sums {
+        all.figures = all.figures.merged_with(&sums.figures);
+        if is_there(tenant) {
             all.types.add(&sums.types);
             all.failing.add(&sums.failing);
+        } else {
+            let mut types = sums.types.clone();
+            types.forget_names();
+            all.types.add(&types);
         }
-        rows.push(sums.row(FigureScope::Tenant(tenant)));
     }
-    if !all.figures.is_empty() {
-        rows.push(all.row(FigureScope::Gateway));
-    }
-    rows
+    all.row(FigureScope::Gateway)
 }
 
 /// What was counted of a tenant, or of all.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct TenantSums {
     figures: WindowFigures,
     types: TypeFigures,
@@ -319,16 +360,17 @@ struct TenantSums {
 }
 
 impl TenantSums {
-    fn row(self, scope: FigureScope) -> FigureRow {
-        FigureRow { scope, figures: self.figures, types: self.types, failing: self.failing }
+    fn row(&self, scope: FigureScope) -> FigureRow {
+        let Self { figures, types, failing } = self.clone();
+        FigureRow { scope, figures, types, failing }
     }
 }
 
-fn pending(at: Timestamp, rows: Vec<FigureRow>) -> PendingWindow {
+fn pending(at: Timestamp, rows: Vec<FigureRow>, sums: HashMap<TenantId, TenantSums>) -> PendingWindow {
     let row_pause = ROW_PAUSE.min(SPREAD / u32::try_from(rows.len().max(1)).unwrap_or(u32::MAX));
     let mut parts: BTreeMap<Shard, Vec<FigureRow>> = BTreeMap::new();
     for row in rows {
         parts.entry(row.scope.part()).or_default().push(row);
     }
-    PendingWindow { at, parts, row_pause }
+    PendingWindow { at, parts, sums, row_pause }
 }

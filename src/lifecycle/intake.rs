@@ -118,7 +118,7 @@ impl Intake {
     /// When the bucket is full, more than a burst may pass; the excess is owed.
     pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<RateLimited>> {
         let tokens = u32::try_from(count).unwrap_or(u32::MAX);
-        let mut rates = self.rates();
+        let mut rates = self.lock_rates();
         let gcra = rates.of(tenant, rate, now);
         if gcra.ready_for(tokens) <= now {
             gcra.take_many(tokens, now);
@@ -126,11 +126,11 @@ impl Intake {
         }
         // A longer wait than the largest debt means that the clock was set back.
         let longest = Duration::from_secs_f64((f64::from(rate.burst) + OWED_MAX) / rate.per_second + 1.0);
-        if until(gcra.ready_for(tokens), now) > longest {
+        if time_until(gcra.ready_for(tokens), now) > longest {
             *gcra = Gcra::at_ingest(rate);
             gcra.take_many(rate.burst, now);
         }
-        let (ready_in, status) = (until(gcra.ready_for(tokens), now), status_of(gcra, now));
+        let (ready_in, status) = (time_until(gcra.ready_for(tokens), now), status_of(gcra, now));
         Err(Box::new(RateLimited { tenant: tenant.clone(), count, ready_in, status }))
     }
 
@@ -161,16 +161,22 @@ impl Intake {
         (IncomingUsage { intake: self, tenant: tenant.clone(), deliveries, bytes }, before)
     }
 
+    /// Gives back what [`Intake::charge`] has charged for events that were not stored for
+    /// want of room, so that fewer of them can be handed in at once.
+    pub fn give_back(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) {
+        self.lock_rates().of(tenant, rate, now).give_back(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
     /// Changes a tenant's rate; what is left in its bucket stays.
-    pub fn change(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
-        if let Some(gcra) = self.rates().by_key.get_mut(tenant) {
+    pub fn change_rate(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
+        if let Some(gcra) = self.lock_rates().by_key.get_mut(tenant) {
             gcra.change(rate, now);
         }
     }
 
     /// Returns a tenant's rate and what is left of it.
     pub fn rate_status(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> RateStatus {
-        let mut gcra = self.rates().by_key.get(tenant).copied().unwrap_or(Gcra::at_ingest(rate));
+        let mut gcra = self.lock_rates().by_key.get(tenant).copied().unwrap_or(Gcra::at_ingest(rate));
         gcra.change(rate, now);
         status_of(&gcra, now)
     }
@@ -184,17 +190,17 @@ impl Intake {
         self.slow_bodies.lock()
     }
 
-    fn rates(&self) -> MutexGuard<'_, RateStates<TenantId>> {
+    fn lock_rates(&self) -> MutexGuard<'_, RateStates<TenantId>> {
         self.rates.lock()
     }
 }
 
 fn status_of(gcra: &Gcra, now: Timestamp) -> RateStatus {
     let rate = gcra.rate();
-    RateStatus { rate, left: gcra.left(now), full_in: until(gcra.ready_for(rate.burst), now) }
+    RateStatus { rate, left: gcra.tokens_left(now), full_in: time_until(gcra.ready_for(rate.burst), now) }
 }
 
-fn until(at: Timestamp, now: Timestamp) -> Duration {
+fn time_until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(at.as_millisecond() - now.as_millisecond()).unwrap_or(0))
 }
 
@@ -213,7 +219,7 @@ impl<K: Clone + Eq + Hash> RateStates<K> {
             gcra.take(now);
             return Ok(());
         }
-        Err(until(gcra.ready_at(), now))
+        Err(time_until(gcra.ready_at(), now))
     }
 
     /// Returns the state of a key, set to its present rate.
@@ -387,7 +393,7 @@ mod tests {
         let fast = Rate { per_second: 1_000.0, burst: 100 };
         intake.charge(&tenant("a"), hourly, 1, at(0)).unwrap();
         assert!(intake.charge(&tenant("a"), hourly, 1, at(1_000)).is_err());
-        intake.change(&tenant("a"), fast, at(1_000));
+        intake.change_rate(&tenant("a"), fast, at(1_000));
         assert!(intake.charge(&tenant("a"), fast, 100, at(1_000)).is_err(), "the bucket was empty");
         intake.charge(&tenant("a"), fast, 50, at(1_050)).unwrap();
         assert!(intake.charge(&tenant("a"), hourly, 50, at(1_050)).is_err());
@@ -410,7 +416,7 @@ mod tests {
         for n in 0..100_000 {
             intake.charge(&tenant(&format!("t{n}")), SLOW, 1, at(n)).unwrap();
         }
-        let count = intake.rates().by_key.len();
+        let count = intake.lock_rates().by_key.len();
         assert!(count <= IDLE_RATES_KEPT, "{count} are kept");
         assert!(intake.charge(&tenant("debtor"), daily, 1, at(100_000)).is_err(), "a debt is not forgotten");
     }

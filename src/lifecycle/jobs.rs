@@ -3,8 +3,9 @@
 //! A step changes a few deliveries and moves the job's position in one commit of
 //! the store. What a sending job has put back to waiting is followed to its end:
 //! at most `max_in_flight` of them wait per endpoint, one per lane, and the next
-//! are released when some have ended. So a million dead letters are never due at
-//! once, and new events go first.
+//! are released when some have ended, which is looked at more often the faster
+//! they end. So a million dead letters are never due at once, and new events go
+//! first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use tracing::{debug, info, warn};
 
 use self::backfill::EventPicker;
 use self::candidates::{LOOK, candidates_of};
-use self::pace::{BUSY_REST, PartPace};
+use self::pace::{BUSY_REST, NodePace, PartPace, STEP_REST};
 use self::pick::{PartPicker, PickedDeliveries};
 use super::{Gateway, purge};
 use crate::model::dead_letter_group::{GroupBy, GroupField, GroupFilter};
-use crate::model::delivery::{DeliveryState, after};
+use crate::model::delivery::{DeliveryState, time_after};
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
 use crate::model::job::{Job, JobFilter, JobKind, JobPart, JobSpec};
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::store::plan::change::ChangeCondition;
 use crate::store::{CandidateWalk, Error, FollowedDeliveries, JobAdvanced, JobStep, Result, WaitingInJob};
 
@@ -35,8 +36,6 @@ mod tally;
 
 /// Rest between looks while none does.
 const IDLE_REST: Duration = Duration::from_secs(1);
-/// Rest after a step that waits for nothing: it only looked, or it calls nobody.
-const STEP_REST: Duration = Duration::from_millis(5);
 
 /// Runs the jobs of this node's endpoints; never returns.
 pub async fn run(gateway: Arc<Gateway>) {
@@ -49,7 +48,7 @@ pub async fn run(gateway: Arc<Gateway>) {
                 IDLE_REST
             }
         };
-        gateway.clock.sleep_until(after(gateway.clock.now(), roughly(rest, rand::random()))).await;
+        gateway.clock.sleep_until(time_after(gateway.clock.now(), vary_by_tenth(rest, rand::random()))).await;
     }
 }
 
@@ -57,6 +56,10 @@ pub async fn run(gateway: Arc<Gateway>) {
 #[derive(Debug, Default)]
 pub struct JobRunner {
     paces: HashMap<(JobId, EndpointId), PartPace>,
+    /// What all of them together may release.
+    node: NodePace,
+    /// Number of the part that has the first turn.
+    turn: usize,
     /// Jobs that this version cannot read, which were logged.
     unreadable: HashSet<JobId>,
 }
@@ -81,42 +84,53 @@ impl JobRunner {
             open.jobs.iter().flat_map(|job| job.parts.iter().map(|part| (job.id, part.endpoint))).collect();
         self.paces.retain(|part, _| running.contains(part));
         let mut rest = if running.is_empty() { IDLE_REST } else { BUSY_REST };
-        for job in &open.jobs {
-            for part in &job.parts {
-                let stepped = match job.spec.kind {
-                    JobKind::Purge => purge::step(gateway, job, part).await,
-                    _ => self.step_part(gateway, job, part).await,
-                };
-                match stepped {
-                    Ok(true) => rest = STEP_REST,
-                    Ok(false) | Err(Error::Stale(_) | Error::Changed) => {}
-                    Err(problem) => part_failed(gateway, job, part, problem).await,
+        let mut parts: Vec<(&Job, &JobPart)> =
+            open.jobs.iter().flat_map(|job| job.parts.iter().map(move |part| (job, part))).collect();
+        // Where there is not enough for all, each has the first turn once.
+        let first = self.turn.checked_rem(parts.len()).unwrap_or(0);
+        parts.rotate_left(first);
+        self.node.limit(gateway.dispatcher.jobs_per_second(), gateway.clock.now());
+        let mut had_room = 0;
+        for (job, part) in parts {
+            had_room += usize::from(self.node.room() > 0);
+            let stepped = match job.spec.kind {
+                JobKind::Purge => {
+                    let stepped = purge::step(gateway, job, part).await;
+                    stepped.map(|has_more| if has_more { STEP_REST } else { BUSY_REST })
                 }
+                JobKind::Replay | JobKind::Retry | JobKind::Discard | JobKind::Cancel | JobKind::Backfill => {
+                    self.step_part(gateway, job, part).await
+                }
+            };
+            match stepped {
+                Ok(of_part) => rest = rest.min(of_part),
+                Err(Error::Stale(_) | Error::Changed) => {}
+                Err(problem) => part_failed(gateway, job, part, problem).await,
             }
         }
+        self.turn = self.turn.wrapping_add(had_room);
         Ok(rest)
     }
 
-    /// Makes one step of a part. Returns whether the next need not wait for anything.
-    async fn step_part(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<bool> {
+    /// Makes one step of a part, if it is time for one. Returns how long to rest then.
+    async fn step_part(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<Duration> {
         let lease = gateway.store.lease(&part.tenant, part.endpoint);
-        if !lease.is_held() {
-            return Ok(false);
+        // Even to look costs something, so what may not be released waits for its turn.
+        let is_sending = job.spec.kind.is_sending();
+        if !lease.is_held() || is_sending && self.node.room() == 0 {
+            return Ok(BUSY_REST);
         }
         let now = gateway.clock.now();
-        let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
-        let followed = if job.spec.kind.is_sending() {
-            gateway.store.job_followed(job.id, part.endpoint).await?
-        } else {
-            FollowedDeliveries::default()
-        };
-        let (still, ended): (Vec<WaitingInJob>, Vec<WaitingInJob>) = followed
-            .waiting
-            .into_iter()
-            .partition(|one| one.state == Some(DeliveryState::Waiting) && endpoint.is_some());
-        let behind = still.iter().filter(|one| one.is_behind).count();
         let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace::new(now));
-        let room = pace.room(&job.spec, endpoint.as_deref(), (still.len() - behind, behind), now);
+        if let Some(rest) = pace.resting(now) {
+            return Ok(rest);
+        }
+        let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
+        let (still, ended, held) = followed(gateway, job, part, endpoint.is_some()).await?;
+        let behind = still.iter().filter(|one| one.is_behind).count();
+        let mut room = pace.room(&job.spec, endpoint.as_deref(), (still.len() - behind, behind), now);
+        let rest = pace.rest(room.is_at_cap && !self.node.is_limited(), (ended.len(), still.len()), now);
+        room.most = room.most.min(if is_sending { self.node.room() } else { usize::MAX });
         let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
         let picker = PartPicker { job, filter: &filter, is_deleted: endpoint.is_none(), now };
         let is_in_flight = |id: DeliveryId| gateway.dispatcher.is_in_flight(part.endpoint, id);
@@ -124,38 +138,57 @@ impl JobRunner {
         let busy = still.iter().chain(ended.iter().filter(|one| one.next.is_some()));
         let lanes = busy.filter_map(|one| one.lane.clone()).collect();
         let mut picked = PickedDeliveries { lanes, ..PickedDeliveries::default() };
-        let next: Vec<DeliveryId> =
-            ended.iter().filter_map(|one| one.next).chain(followed.held).take(room.most).collect();
+        let next: Vec<DeliveryId> = ended.iter().filter_map(|one| one.next).chain(held).take(room.most).collect();
         if !next.is_empty() {
             let found = gateway.store.job_candidates_by_id(&part.tenant, next.clone()).await?;
             picker.pick_held(&mut picked, &next, &found, is_in_flight);
         }
         let can_read = !part.is_read && room.most > picked.take.len();
         let mut is_end = false;
-        if job.spec.kind == JobKind::Backfill {
+        if job.spec.kind.creates_deliveries() {
             is_end = pick_events(gateway, (job, &filter), part, &mut picked, room.most).await?;
         } else if can_read {
             let page =
-                candidates_of(gateway, &job.spec, &filter, part, CandidateWalk::OldestFirst(part.after), LOOK).await?;
+                candidates_of(gateway, &job.spec, &filter, part, CandidateWalk::OldestFirst(part.after), pace.look())
+                    .await?;
             picker.pick(&mut picked, &page, room.most, is_in_flight);
+            pace.adapt_look(picked.is_whole, room.most);
             is_end = picked.is_whole && page.is_end;
         }
         // One whose lane has another to come stays listed until that one is taken.
         let is_over = |one: &WaitingInJob| one.next.is_none_or(|next| picked.take.contains(&next));
         let over = ended.iter().filter(|one| is_over(one)).chain(still.iter().filter(|_| is_stuck));
         let ended = over.map(|one| (one.id, one.state)).collect();
-        let step = job_step(job, part, picked, is_end, ended);
+        let mut step = job_step(job, part, picked, is_end, ended);
+        step.pace = pace.measure(step.ended.len(), now);
         let taken = step.take.len() + step.backfill.len();
-        let is_nothing = taken == 0 && step.ended.is_empty() && step.unhold.is_empty();
-        if is_nothing && step.hold.is_empty() && step.after == part.after && step.is_read == part.is_read {
-            return Ok(false);
+        if step.is_nothing() {
+            return Ok(rest);
         }
-        let has_more = !step.is_read && (taken == 0 || !job.spec.kind.is_sending() || room.has_more);
+        let has_more = !step.is_read && (taken == 0 || !is_sending || room.has_more);
         pace.take(taken);
+        self.node.take(if is_sending { taken } else { 0 });
         let advanced = gateway.store.advance_job(lease, step, now).await?;
         put_in_force(gateway, job, part, advanced);
-        Ok(has_more)
+        Ok(if has_more { pace.go_on(now) } else { rest })
     }
+}
+
+/// Reads what a part has sent: what still waits, what has ended, and what the part holds
+/// back. Nothing waits for an endpoint that was deleted.
+async fn followed(
+    gateway: &Gateway,
+    job: &Job,
+    part: &JobPart,
+    has_endpoint: bool,
+) -> Result<(Vec<WaitingInJob>, Vec<WaitingInJob>, Vec<DeliveryId>)> {
+    if !job.spec.kind.is_sending() {
+        return Ok((Vec::new(), Vec::new(), Vec::new()));
+    }
+    let FollowedDeliveries { waiting, held } = gateway.store.job_followed(job.id, part.endpoint).await?;
+    let is_waiting = |one: &WaitingInJob| one.state == Some(DeliveryState::Waiting) && has_endpoint;
+    let (still, ended) = waiting.into_iter().partition(is_waiting);
+    Ok((still, ended, held))
 }
 
 /// Whether all that a part still follows waits behind dead letters in its lanes: nothing
@@ -215,6 +248,7 @@ fn job_step(
         unhold: picked.unhold,
         left_out: picked.left_out,
         ended,
+        pace: None,
     }
 }
 
@@ -235,7 +269,7 @@ async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Erro
             gateway.notifier.operational_events_written(&ended.operational_events);
         }
         Err(problem) => {
-            warn!(job.id = %job.id, "job {} has finished, but its end could not be stored yet: {problem}", job.id)
+            warn!(job.id = %job.id, "job {} has failed, and that could not be stored yet: {problem}", job.id)
         }
     }
 }
@@ -250,7 +284,7 @@ fn put_in_force(gateway: &Gateway, job: &Job, part: &JobPart, advanced: JobAdvan
     let count = advanced.changed.len() as u64;
     match job.spec.kind {
         JobKind::Cancel => {
-            gateway.metrics.cancelled(count);
+            gateway.metrics.count_cancelled(count);
             gateway.dispatcher.count_cancelled(&part.tenant, part.endpoint, count);
         }
         // Their time limits start again, and may be short.
@@ -271,10 +305,14 @@ fn put_in_force(gateway: &Gateway, job: &Job, part: &JobPart, advanced: JobAdvan
 }
 
 /// Returns the parts of a job of this tenant, or of all: the endpoints that may have what
-/// it takes.
+/// it takes. The first part counts the deliveries that the filter names and that are not
+/// there.
 pub async fn parts_of(gateway: &Gateway, tenant: Option<&TenantId>, spec: &JobSpec) -> Result<Vec<JobPart>> {
+    let mut unknown = 0;
     let mut endpoints: Vec<(TenantId, EndpointId)> = if !spec.filter.ids.is_empty() {
-        of_ids(gateway, tenant, &spec.filter.ids).await?
+        let found = of_ids(gateway, tenant, &spec.filter.ids).await?;
+        unknown = spec.filter.ids.len().saturating_sub(found.len());
+        found
     } else if spec.state() == DeliveryState::Dead {
         let by = Some(GroupBy::of(&[GroupField::Tenant, GroupField::Endpoint]));
         let ask = GroupFilter { by, cause: spec.filter.cause, ..GroupFilter::default() };
@@ -292,10 +330,15 @@ pub async fn parts_of(gateway: &Gateway, tenant: Option<&TenantId>, spec: &JobSp
     endpoints.retain(|(_, id)| spec.filter.endpoints.is_empty() || spec.filter.endpoints.contains(id));
     endpoints.sort_by_key(|(_, id)| *id);
     endpoints.dedup_by_key(|(_, id)| *id);
-    Ok(endpoints.into_iter().map(|(tenant, endpoint)| JobPart::new(tenant, endpoint)).collect())
+    let mut parts: Vec<JobPart> =
+        endpoints.into_iter().map(|(tenant, endpoint)| JobPart::new(tenant, endpoint)).collect();
+    if let Some(first) = parts.first_mut() {
+        first.counts.leave_out_unknown(unknown as u64);
+    }
+    Ok(parts)
 }
 
-/// Returns the endpoints of deliveries.
+/// Returns the endpoint of each delivery that is there.
 async fn of_ids(
     gateway: &Gateway,
     tenant: Option<&TenantId>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Gateway;
-use super::deliver::body::envelope;
+use super::deliver::body::envelope_body;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::words;
 use crate::store::{Claim, Error};
@@ -66,5 +66,5 @@ pub async fn follow(
         return Err(Error::Damaged(delivery.event_id).into());
     }
     let claim = Claim::of(delivery, record.event);
-    Ok(LinkedData { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
+    Ok(LinkedData { body: envelope_body(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }

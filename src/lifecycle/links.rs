@@ -14,8 +14,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 
 use super::retention::Retention;
-use crate::model::delivery::{Delivery, DeliveryState, after};
+use crate::model::delivery::{Delivery, DeliveryState, time_after};
 use crate::model::id::{DeliveryId, TenantId};
+use crate::model::tenant::TenantRetention;
 
 /// Maker and verifier of data links.
 #[derive(Debug)]
@@ -37,9 +38,15 @@ impl Links {
         Self { base, key: hmac::Key::new(hmac::HMAC_SHA256, key), retention }
     }
 
-    /// Returns how long finished deliveries are kept.
-    pub fn finished_kept_for(&self) -> std::time::Duration {
-        self.retention.finished.0
+    /// Returns for how long it is known who got an event of a tenant that may have a
+    /// retention of its own. A longer one says nothing about what went under the gateway's.
+    pub fn receivers_known_for(&self, own: TenantRetention) -> std::time::Duration {
+        let own = self.retention.of(own);
+        [self.retention.finished, self.retention.dead, own.finished, own.dead]
+            .map(|span| span.0)
+            .into_iter()
+            .min()
+            .unwrap_or_default()
     }
 
     /// Whether links can be made: the gateway has a public URL.
@@ -61,14 +68,14 @@ impl Links {
         delivery: DeliveryId,
     ) -> Result<String, NoPublicUrl> {
         let base = fixed_base.or(self.base()).ok_or(NoPublicUrl)?;
-        let signature = hmac::sign(&self.key, &signed(tenant, delivery));
+        let signature = hmac::sign(&self.key, &bytes_to_sign(tenant, delivery));
         Ok(format!("{base}/data/{tenant}/{delivery}?signature={}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
     /// Whether a link with this signature was made here.
     pub fn is_ours(&self, tenant: &TenantId, delivery: DeliveryId, signature: &str) -> bool {
         let signature = URL_SAFE_NO_PAD.decode(signature).unwrap_or_default();
-        hmac::verify(&self.key, &signed(tenant, delivery), &signature).is_ok()
+        hmac::verify(&self.key, &bytes_to_sign(tenant, delivery), &signature).is_ok()
     }
 
     /// Whether a delivery is past its retention, whether or not it is deleted yet.
@@ -78,13 +85,13 @@ impl Links {
             DeliveryState::Delivered | DeliveryState::Cancelled => self.retention.finished,
             DeliveryState::Dead => self.retention.dead,
         };
-        delivery.finished_at.is_some_and(|finished_at| after(finished_at, retention.0) < now)
+        delivery.finished_at.is_some_and(|finished_at| time_after(finished_at, retention.0) < now)
     }
 }
 
 /// Returns the bytes that are signed. Neither part can contain a line break, so
 /// the text is unambiguous.
-fn signed(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
+fn bytes_to_sign(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
     format!("data\n{tenant}\n{delivery}").into_bytes()
 }
 

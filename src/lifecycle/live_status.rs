@@ -7,7 +7,8 @@
 //! published, as for a moment after a takeover, the stored status is shown. No
 //! node is asked, so that looking at endpoints writes nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use crate::model::blocker::Capacity;
 use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::shard::{SHARDS, Shard};
 
 /// How long a reader waits for the store.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -42,7 +44,7 @@ pub struct LiveStatus {
     pub endpoint: EndpointId,
     /// Health of the endpoint; nothing, if it does not exist.
     pub health: Option<EndpointHealth>,
-    /// What its owner could start for it.
+    /// Capacity of the endpoint at its owner.
     #[serde(rename = "blocker")]
     pub capacity: Capacity,
     /// Number of deliveries that wait for it, if it is known.
@@ -86,11 +88,26 @@ impl LiveStatus {
 pub async fn live_statuses(gateway: &Gateway, about: Vec<LiveStatusQuery>) -> HashMap<EndpointId, LiveStatus> {
     let is_ours = |about: &LiveStatusQuery| gateway.store.lease(&about.tenant, about.endpoint).is_held();
     let theirs = about.iter().filter(|about| !is_ours(about)).map(|about| about.endpoint).collect();
-    let mut found = published(gateway, theirs).await;
+    let mut found = read_published(gateway, theirs).await;
     for about in &about {
         found.entry(about.endpoint).or_insert_with(|| local_status(gateway, about));
     }
     found
+}
+
+/// Returns the endpoints of a tenant, or of all tenants, that may need attention, newest
+/// first: those of which what is stored says so, and all of other nodes, whose owners
+/// may know more than is stored.
+pub fn endpoints_to_look_at(gateway: &Gateway, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>> {
+    let store = &gateway.store;
+    let ours: HashSet<Shard> = store.leases().into_iter().map(|lease| lease.shard).collect();
+    // A store of one node has no leases.
+    if store.lease_length().is_none() || ours.len() == SHARDS {
+        return store.notable_endpoints(tenant);
+    }
+    let is_ours = |endpoint: &Endpoint| ours.contains(&Shard::of(&endpoint.tenant, endpoint.id));
+    let all = store.endpoint_ids(tenant).into_iter().filter_map(|id| store.any_endpoint(id));
+    all.filter(|endpoint| endpoint.is_notable() || !is_ours(endpoint)).collect()
 }
 
 /// Returns what this node knows of an endpoint. If another node owns it, that
@@ -117,7 +134,7 @@ pub fn owner_status(gateway: &Gateway, endpoint: &Endpoint) -> LiveStatus {
 }
 
 /// Reads what the owners of these endpoints have published.
-async fn published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<EndpointId, LiveStatus> {
+async fn read_published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<EndpointId, LiveStatus> {
     if endpoints.is_empty() {
         return HashMap::new();
     }

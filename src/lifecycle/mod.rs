@@ -27,7 +27,8 @@
 //! - [`egress`] decides which addresses may be called;
 //! - [`links`] lets receivers fetch the data of thin events;
 //! - [`waiting`] and [`explain`] say what a delivery waits for and why;
-//! - [`cluster`] applies what other nodes report, [`live_status`] asks them.
+//! - [`cluster`] applies what other nodes report, [`live_status`] reads what they
+//!   publish, [`node_questions`] asks them, and [`shared_answers`] remembers for a second.
 //!
 //! Everything here relies only on what the traits of [`crate::store`] promise,
 //! and can run against a scripted [`deliver::send::Sender`] in simulated time.
@@ -44,6 +45,7 @@ use self::intake::Intake;
 use self::links::Links;
 use self::mail::MailQueue;
 use self::notifier::Notifier;
+use self::shared_answers::SharedAnswers;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::model::rate::Rate;
@@ -54,6 +56,7 @@ pub mod accept;
 pub mod admin_token;
 pub mod attention;
 pub mod backups;
+mod catch_panic;
 pub mod change;
 pub mod cluster;
 pub mod deliver;
@@ -80,6 +83,8 @@ pub mod purge;
 pub mod retention;
 pub mod scrub;
 pub mod self_test;
+pub mod share_accept_delays;
+pub mod shared_answers;
 pub mod signature_check;
 pub mod storage_admission;
 pub mod store_gauges;
@@ -111,6 +116,8 @@ pub struct Gateway {
     pub admin: AdminToken,
     /// Networks that receivers see this node call from; none if that is not known.
     pub called_from: Vec<IpNet>,
+    /// What other nodes answered a moment ago.
+    pub answers: SharedAnswers,
     /// Metrics of this node.
     pub metrics: Arc<Metrics>,
 }

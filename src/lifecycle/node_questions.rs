@@ -14,16 +14,19 @@ use tracing::{debug, warn};
 use super::Gateway;
 use super::dispatch::lag::Lag;
 use super::live_status::{LiveStatus, LiveStatusQuery};
+use crate::model::figure_time::FigureSpan;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::model::shard::Shard;
+use crate::store::figures::{FigureRow, FigureScope, StoredFigures};
+use crate::store::plan::figures::{decode, encode};
 use crate::store::{Error, Result};
 
 /// Pause before an owner that could not be asked is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// How long a caller waits for the lag of all nodes.
-const LAG_PATIENCE: Duration = Duration::from_secs(2);
+/// How long somebody who looks at other nodes waits, also for the store.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a caller waits until all nodes have confirmed.
 const CONFIRM_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an owner is asked again and again, where leases set no limit.
@@ -69,6 +72,11 @@ pub enum NodeQuestion {
         /// Check text of the new key.
         check: String,
     },
+    /// Asks what the node has counted of a scope and not written.
+    Figures {
+        /// What it is about.
+        scope: FigureScope,
+    },
     /// A new admin token is in force.
     AdminToken {
         /// Hash of the token, in hexadecimal digits.
@@ -99,6 +107,11 @@ pub enum NodeAnswer {
         /// The networks; none if the node does not know them.
         networks: Vec<IpNet>,
     },
+    /// What the node has counted and not written.
+    Figures {
+        /// The windows, oldest first.
+        windows: Vec<UnwrittenWindow>,
+    },
     /// The live status of the endpoints that the node owns.
     LiveStatus {
         /// The status of each endpoint.
@@ -108,10 +121,37 @@ pub enum NodeAnswer {
     Unknown,
 }
 
+/// What a node has counted in one window and not written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnwrittenWindow {
+    /// Beginning of the window.
+    at: Timestamp,
+    /// The figures as the store has them, in hexadecimal digits.
+    counts: String,
+    /// Event types and failing endpoints, if there are any.
+    types: Option<String>,
+}
+
+impl UnwrittenWindow {
+    /// Encodes the figures of a window.
+    pub fn of(figures: StoredFigures) -> Self {
+        let StoredFigures { at, figures, types, failing, .. } = figures;
+        let row = FigureRow { scope: FigureScope::Gateway, figures, types, failing };
+        let encoded = encode(&row, (0, 0));
+        Self { at, counts: hex::encode(encoded.counts), types: encoded.types.map(hex::encode) }
+    }
+
+    /// Returns the figures, if this version can read them.
+    fn figures(&self) -> Option<StoredFigures> {
+        let types = self.types.as_ref().map(hex::decode).transpose().ok()?;
+        decode(FigureSpan::Window, self.at, &hex::decode(&self.counts).ok()?, types.as_deref()).ok()
+    }
+}
+
 /// Asks the node that owns an endpoint. Returns nothing if that is this node
 /// or nobody. If the store is unavailable, it is asked again for a while: a
 /// person's change is in force only once the owner has confirmed it.
-pub async fn ask(
+pub async fn ask_owner(
     gateway: &Gateway,
     tenant: &TenantId,
     endpoint: EndpointId,
@@ -122,7 +162,7 @@ pub async fn ask(
         match ask_once(gateway, tenant, endpoint, question).await {
             Err(Error::Unavailable(problem)) if tokio::time::Instant::now() < until => {
                 debug!(endpoint.id = %endpoint, "the node that owns endpoint {endpoint} could not be asked yet: {problem}");
-                tokio::time::sleep(roughly(ASK_AGAIN, rand::random())).await;
+                tokio::time::sleep(vary_by_tenth(ASK_AGAIN, rand::random())).await;
             }
             asked => return asked,
         }
@@ -145,45 +185,66 @@ pub async fn ask_once(
     Ok(answer.and_then(|answer| parse(&answer, &format!("the owner of endpoint {endpoint}"))))
 }
 
-/// Returns how far behind every shard is, as its owner says. Shards of a node
-/// that does not answer in time are left out.
-pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
-    let question = serde_json::to_string(&NodeQuestion::Lag).expect("a question is plain data");
-    let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
-    let answers = match asked {
-        Ok(Ok(answers)) => answers,
-        Ok(Err(problem)) => {
-            debug!("other nodes could not be asked for their lag: {problem}");
-            Vec::new()
-        }
-        Err(_) => Vec::new(),
-    };
-    let mut lags = HashMap::new();
-    for answer in answers {
-        if let Some(NodeAnswer::Lag { shards }) = parse(&answer, "a node that was asked for its lag") {
-            lags.extend(shards.into_iter().map(|(shard, lag)| (Shard(shard), lag)));
-        }
-    }
+/// Returns how far behind every shard is, as its owner said within the last second. Shards
+/// of a node that does not answer in time are left out.
+pub async fn shard_lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
+    let ask = async { Ok(lags_of_others(gateway).await) };
+    let of_others = gateway.answers.lags.get(|_| true, ask).await;
+    let mut lags: HashMap<Shard, Lag> = of_others.map(|lags| lags.iter().cloned().collect()).unwrap_or_default();
     lags.extend(gateway.dispatcher.lag_by_shard());
     lags
+}
+
+async fn lags_of_others(gateway: &Gateway) -> Vec<(Shard, Lag)> {
+    let shards = |answer: String| match parse(&answer, "a node that was asked for its lag") {
+        Some(NodeAnswer::Lag { shards }) => shards,
+        _ => Vec::new(),
+    };
+    let answers = answers_of_others(gateway, &NodeQuestion::Lag).await;
+    answers.into_iter().flat_map(shards).map(|(shard, lag)| (Shard(shard), lag)).collect()
 }
 
 /// Returns the networks that receivers see each other node call from, as far as
 /// nodes answer in time; none for a node that does not know them, or is of an older
 /// version.
 pub async fn egress_of_others(gateway: &Gateway) -> Vec<Vec<IpNet>> {
-    let question = serde_json::to_string(&NodeQuestion::Egress).expect("a question is plain data");
-    let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
-    let answers = asked.ok().and_then(Result::ok).unwrap_or_default();
     let networks = |answer: String| match parse(&answer, "a node that was asked where it calls from") {
         Some(NodeAnswer::Egress { networks }) => networks,
         _ => Vec::new(),
     };
-    answers.into_iter().map(networks).collect()
+    answers_of_others(gateway, &NodeQuestion::Egress).await.into_iter().map(networks).collect()
 }
 
-/// Tells something to all other nodes. Returns how many of them confirmed it, and how
-/// many there are.
+/// Returns what the other nodes have counted of a scope and not written, as far as they
+/// answer in time.
+pub async fn figures_of_others(gateway: &Gateway, scope: &FigureScope) -> Vec<StoredFigures> {
+    let windows = |answer: String| match parse(&answer, "a node that was asked for its figures") {
+        Some(NodeAnswer::Figures { windows }) => windows,
+        _ => Vec::new(),
+    };
+    let answers = answers_of_others(gateway, &NodeQuestion::Figures { scope: scope.clone() }).await;
+    answers.into_iter().flat_map(windows).filter_map(|window| window.figures()).collect()
+}
+
+/// Asks all other nodes. Returns the answers that came in time.
+async fn answers_of_others(gateway: &Gateway, question: &NodeQuestion) -> Vec<String> {
+    let text = serde_json::to_string(question).expect("a question is plain data");
+    let patience = gateway.answers.wait_limit();
+    match tokio::time::timeout(LOOK_PATIENCE, gateway.store.ask_nodes(text, patience)).await {
+        Ok(Ok(answers)) => {
+            gateway.answers.note_silence(answers.len() + 1 < gateway.store.nodes());
+            answers
+        }
+        Ok(Err(problem)) => {
+            debug!("other nodes could not be asked: {problem}");
+            Vec::new()
+        }
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Sends a question to all other nodes. Returns how many of them confirmed it, and
+/// how many there are.
 pub async fn confirmed_by_others(gateway: &Gateway, question: &NodeQuestion) -> Result<(usize, usize)> {
     let others = gateway.store.nodes().saturating_sub(1);
     if others == 0 {
@@ -205,7 +266,7 @@ pub async fn is_in_flight(
     delivery: DeliveryId,
 ) -> Result<bool> {
     let here = gateway.dispatcher.is_in_flight(endpoint, delivery);
-    let there = ask(gateway, tenant, endpoint, &NodeQuestion::InFlight { endpoint, delivery }).await?;
+    let there = ask_owner(gateway, tenant, endpoint, &NodeQuestion::InFlight { endpoint, delivery }).await?;
     Ok(here || there == Some(NodeAnswer::InFlight(true)))
 }
 

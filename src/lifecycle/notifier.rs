@@ -97,34 +97,33 @@ impl Notifier {
     }
 
     /// Counts a settled delivery, and mails the owner if it died or its
-    /// endpoint was stopped.
-    pub fn settled(&self, settlement: &Settlement, accepted_at: Timestamp, settled: &SettleEffects) {
+    /// endpoint was stopped. `in_slo_since` is when its event was accepted, if the
+    /// service-level goal speaks of the delivery.
+    pub fn report_settled(&self, settlement: &Settlement, in_slo_since: Option<Timestamp>, settled: &SettleEffects) {
         let (metrics, endpoint, outcome) = (&self.0.metrics, settlement.endpoint, &settlement.outcome);
         match outcome {
             ClaimOutcome::Attempted { attempt, next, progress, .. } => {
                 let now = self.0.clock.now();
                 // A delivery that was ended or replayed meanwhile did not die
                 // of this attempt.
-                let next = match (next, settled.died) {
-                    (NextState::Dead(_) | NextState::ExpiredByProducer, None) => NextState::Waiting { due_at: now },
-                    (next, _) => *next,
-                };
-                metrics.attempted(attempt, next, progress.used(), accepted_at, now);
+                let did_not_die = next.cause().is_some() && settled.died.is_none();
+                let next = if did_not_die { NextState::Waiting { due_at: now } } else { *next };
+                metrics.count_attempt(attempt, next, progress.used_attempts(), in_slo_since, now);
             }
-            ClaimOutcome::PutBack { .. } => metrics.put_back(),
-            ClaimOutcome::InternalError { .. } => metrics.internal_error(),
-            ClaimOutcome::Damaged => metrics.damaged(1),
+            ClaimOutcome::PutBack { .. } => metrics.count_put_back(),
+            ClaimOutcome::InternalError { .. } => metrics.count_internal_error(),
+            ClaimOutcome::Damaged => metrics.count_damaged(1),
             ClaimOutcome::Expired { .. } | ClaimOutcome::RecheckExpiry { .. } => {}
         }
         if let Some(cause) = settled.died {
             if !matches!(outcome, ClaimOutcome::Attempted { .. }) {
-                let (used, attempts) = match outcome {
-                    ClaimOutcome::Expired { progress, .. } => (progress.used(), progress.attempts),
-                    _ => (0, 0),
+                let used = match outcome {
+                    ClaimOutcome::Expired { progress, .. } => progress.used_attempts(),
+                    _ => 0,
                 };
-                metrics.died(cause, used, used < attempts);
+                metrics.count_dead(cause, used, in_slo_since.is_some());
             }
-            self.died(endpoint, cause);
+            self.report_death(endpoint, cause);
         }
         self.operational_events_written(&settled.operational_events);
         // After the dead letter: a mail about a stop is written even while
@@ -134,14 +133,14 @@ impl Notifier {
 
     /// Counts operational events of these types, which were written.
     pub fn operational_events_written(&self, types: &[OperationalEventType]) {
-        types.iter().for_each(|event_type| self.0.metrics.operational_event_written(*event_type));
+        types.iter().for_each(|event_type| self.0.metrics.count_operational_event(*event_type));
     }
 
     /// Counts what happened to an endpoint at this time, and mails its owner
     /// about trouble.
     pub fn endpoint_events(&self, endpoint: EndpointId, endpoint_events: &[EndpointEvent], at: Timestamp) {
         for event in endpoint_events {
-            self.0.metrics.endpoint_event(event);
+            self.0.metrics.count_endpoint_event(event);
             let Some(kind) = MailReason::of(event) else { continue };
             let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { continue };
             let is_due = match kind {
@@ -190,13 +189,11 @@ impl Notifier {
 
     /// Mails the owner about a dead delivery, or about a burst of refused ones, at
     /// most once a day.
-    fn died(&self, endpoint: EndpointId, cause: DeadCause) {
+    fn report_death(&self, endpoint: EndpointId, cause: DeadCause) {
         let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
         let now = self.0.clock.now();
-        let burst = match cause {
-            DeadCause::Refused => self.0.refused.lock().count(endpoint.id, now),
-            _ => None,
-        };
+        let burst =
+            if cause.is_mailed_in_bursts() { self.0.refused.lock().count_refused(endpoint.id, now) } else { None };
         // While its endpoint is in trouble, its owner has been mailed already.
         if !(cause.is_mailed() || burst.is_some())
             || endpoint.health.trouble_since.is_some()
@@ -206,7 +203,7 @@ impl Notifier {
         }
         let (kind, reason, since) = match burst {
             Some(RefusedBurst { since, count }) => {
-                self.0.refused.lock().mailed(endpoint.id);
+                self.0.refused.lock().forget_mailed(endpoint.id);
                 (MailReason::Refused, format!("{count} deliveries were refused"), since)
             }
             None => (MailReason::Dead, format!("a delivery is dead ({})", cause.as_str()), now),
@@ -216,7 +213,7 @@ impl Notifier {
 
     fn compose_mail(&self, endpoint: &Endpoint, occasion: MailOccasion) {
         let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
-        let is_first = self.pending().insert(endpoint.id);
+        let is_first = self.lock_pending().insert(endpoint.id);
         // A stop is mailed even while another mail is pending.
         if !is_first && !matches!(occasion.kind, MailReason::Paused | MailReason::Disabled) {
             return;
@@ -252,7 +249,7 @@ impl Notifier {
         }
     }
 
-    fn pending(&self) -> parking_lot::MutexGuard<'_, HashSet<EndpointId>> {
+    fn lock_pending(&self) -> parking_lot::MutexGuard<'_, HashSet<EndpointId>> {
         self.0.pending.lock()
     }
 }
@@ -273,7 +270,7 @@ struct PendingMailGuard {
 
 impl Drop for PendingMailGuard {
     fn drop(&mut self) {
-        self.notifier.pending().remove(&self.id);
+        self.notifier.lock_pending().remove(&self.id);
     }
 }
 

@@ -66,7 +66,7 @@ impl StatusPublisher {
         if self.times.is_multiple_of(CHECK_ALL_EVERY) {
             self.unchecked.extend(self.published.values().filter(|status| !status.is_idle()).map(|one| one.endpoint));
         }
-        let (changed, uncounted) = self.changed(gateway);
+        let (changed, uncounted) = self.changed_statuses(gateway);
         let complete = self.newly_complete(gateway, &uncounted);
         if !changed.is_empty() || !complete.is_empty() {
             let statuses = changed.iter().map(|(lease, status)| PublishedStatus {
@@ -122,7 +122,7 @@ impl StatusPublisher {
 
     /// Returns the statuses that differ from what is published, and the endpoints
     /// whose waiting deliveries are not counted yet.
-    fn changed(&self, gateway: &Gateway) -> (Vec<(Lease, LiveStatus)>, HashSet<EndpointId>) {
+    fn changed_statuses(&self, gateway: &Gateway) -> (Vec<(Lease, LiveStatus)>, HashSet<EndpointId>) {
         let (mut changed, mut uncounted) = (Vec::new(), HashSet::new());
         for id in &self.unchecked {
             let endpoint = gateway.store.any_endpoint(*id).filter(|endpoint| !endpoint.is_self_test());

@@ -35,6 +35,7 @@ pub async fn start(gateway: &Gateway, by: &Initiator, tenant: &TenantId) -> Resu
     };
     let endpoints = gateway.store.endpoints(tenant);
     gateway.store.purge_tenant(by, tenant, job.clone()).await?;
+    gateway.dispatcher.forget_figures(tenant);
     for endpoint in endpoints {
         gateway.dispatcher.endpoint_changed(endpoint.id);
     }
@@ -59,6 +60,8 @@ pub async fn step(gateway: &Gateway, job: &Job, part: &JobPart) -> Result<bool> 
     gateway.dispatcher.admit(advanced.freed);
     gateway.notifier.operational_events_written(&advanced.operational_events);
     if advanced.is_finished {
+        // Once more: what was in flight at the beginning may have ended since.
+        gateway.dispatcher.forget_figures(&part.tenant);
         info!(job.id = %job.id, tenant.id = %part.tenant, "tenant {} is purged", part.tenant);
     }
     Ok(!advanced.is_finished)

@@ -10,8 +10,8 @@ use tracing::{info, warn};
 
 use super::Gateway;
 use crate::clock::Clock;
-use crate::model::delivery::{after, before};
-use crate::model::rate::roughly;
+use crate::model::delivery::{time_after, time_before};
+use crate::model::rate::vary_by_tenth;
 use crate::model::sign_in::SESSION_IDLE_MAX;
 use crate::model::span::Span;
 use crate::model::tenant::{Tenant, TenantRetention};
@@ -52,7 +52,7 @@ const FIRST_SECONDS: Range<f64> = 10.0..60.0;
 pub async fn run(gateway: Arc<Gateway>, retention: Retention) {
     let (store, clock) = (gateway.store.as_ref(), gateway.clock.as_ref());
     let first_in = Duration::from_secs_f64(rand::random_range(FIRST_SECONDS));
-    clock.sleep_until(after(clock.now(), first_in)).await;
+    clock.sleep_until(time_after(clock.now(), first_in)).await;
     loop {
         if let Err(problem) = sweep_audit(store, clock, retention).await {
             warn!("deleting old audit entries failed and is tried again later: {problem}");
@@ -60,7 +60,7 @@ pub async fn run(gateway: Arc<Gateway>, retention: Retention) {
         if let Err(problem) = sweep_sign_ins(store, clock).await {
             warn!("deleting old sign-ins failed and is tried again later: {problem}");
         }
-        if let Err(problem) = store.forget_jobs(before(clock.now(), JOBS_KEPT.0)).await {
+        if let Err(problem) = store.forget_jobs(time_before(clock.now(), JOBS_KEPT.0)).await {
             warn!("deleting old jobs failed and is tried again later: {problem}");
         }
         match sweep(&gateway, retention).await {
@@ -82,15 +82,15 @@ pub async fn run(gateway: Arc<Gateway>, retention: Retention) {
             );
         }
         let own = tenants_apart(&gateway).into_iter().map(|tenant| retention.of(tenant.retention).finished).min();
-        clock.sleep_until(after(clock.now(), pause(retention, own, rand::random()))).await;
+        clock.sleep_until(time_after(clock.now(), time_between_sweeps(retention, own, rand::random()))).await;
     }
 }
 
 /// Returns the time between sweeps: between a minute and an hour, shorter for
 /// short retentions, give or take a tenth.
-fn pause(retention: Retention, shortest_own: Option<Span>, draw: f64) -> Duration {
+fn time_between_sweeps(retention: Retention, shortest_own: Option<Span>, draw: f64) -> Duration {
     let shortest = retention.finished.min(retention.unmatched).min(shortest_own.unwrap_or(retention.finished));
-    roughly((shortest.0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600)), draw)
+    vary_by_tenth((shortest.0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600)), draw)
 }
 
 /// Makes a pass for each tenant that has a retention of its own, and one for all others.
@@ -106,7 +106,7 @@ async fn sweep(gateway: &Gateway, retention: Retention) -> Result<ForgottenCount
     let own = tenants.iter().map(|tenant| retention.of(tenant.retention).finished);
     let longest = own.chain([retention.finished]).max().unwrap_or(retention.finished);
     let except = tenants.iter().map(|tenant| tenant.id.clone()).collect();
-    let scope = RetentionScope::All { except, days_before: before(now, longest.0) };
+    let scope = RetentionScope::All { except, days_before: time_before(now, longest.0) };
     pass(gateway, retention, scope, now, &mut total).await?;
     Ok(total)
 }
@@ -129,9 +129,9 @@ async fn pass(
     loop {
         let horizon = RetentionHorizon {
             scope: scope.clone(),
-            finished_before: before(now, retention.finished.0),
-            dead_before: before(now, retention.dead.0),
-            unmatched_before: before(now, retention.unmatched.0),
+            finished_before: time_before(now, retention.finished.0),
+            dead_before: time_before(now, retention.dead.0),
+            unmatched_before: time_before(now, retention.unmatched.0),
             after: checked_until,
             step: STEP,
         };
@@ -139,13 +139,13 @@ async fn pass(
         total.events += forgotten.events;
         total.deliveries += forgotten.deliveries;
         total.dead += forgotten.dead;
-        gateway.metrics.dead_letters_forgotten(forgotten.dead);
+        gateway.metrics.count_forgotten_dead_letters(forgotten.dead);
         match forgotten.next {
             Some(next) => checked_until = next,
             None => return Ok(()),
         }
         if forgotten.deliveries + forgotten.events > 0 {
-            clock.sleep_until(after(clock.now(), STEP_PAUSE)).await;
+            clock.sleep_until(time_after(clock.now(), STEP_PAUSE)).await;
         }
     }
 }
@@ -166,7 +166,7 @@ async fn report_forgotten(gateway: &Gateway) -> Result<()> {
 
 /// Deletes audit entries past their retention; returns how many.
 pub async fn sweep_audit(store: &dyn AccessStore, clock: &dyn Clock, retention: Retention) -> Result<usize> {
-    let end = before(clock.wall(), retention.audit.0);
+    let end = time_before(clock.wall(), retention.audit.0);
     let mut total = 0;
     loop {
         let deleted = store.forget_audit(end, STEP).await?;
@@ -174,7 +174,7 @@ pub async fn sweep_audit(store: &dyn AccessStore, clock: &dyn Clock, retention: 
         if deleted < STEP {
             return Ok(total);
         }
-        clock.sleep_until(after(clock.now(), STEP_PAUSE)).await;
+        clock.sleep_until(time_after(clock.now(), STEP_PAUSE)).await;
     }
 }
 
@@ -184,12 +184,12 @@ pub async fn sweep_sign_ins(store: &dyn SignInStore, clock: &dyn Clock) -> Resul
     loop {
         let now = clock.wall();
         // A use may be on its way to the store for some minutes.
-        let deleted = store.forget_sign_ins(now, before(now, 2 * SESSION_IDLE_MAX.0), STEP).await?;
+        let deleted = store.forget_sign_ins(now, time_before(now, 2 * SESSION_IDLE_MAX.0), STEP).await?;
         total += deleted;
         if deleted < STEP {
             return Ok(total);
         }
-        clock.sleep_until(after(clock.now(), STEP_PAUSE)).await;
+        clock.sleep_until(time_after(clock.now(), STEP_PAUSE)).await;
     }
 }
 
@@ -205,11 +205,11 @@ mod tests {
             unmatched: Span::secs(30 * 86_400),
             audit: Span::secs(seconds),
         };
-        let minutes = |seconds, draw| pause(kept_for(seconds), None, draw).as_secs_f64() / 60.0;
+        let minutes = |seconds, draw| time_between_sweeps(kept_for(seconds), None, draw).as_secs_f64() / 60.0;
         assert_eq!((minutes(60, 0.0), minutes(60, 0.5)), (0.9, 1.0));
         assert_eq!((minutes(30 * 86_400, 0.0), minutes(30 * 86_400, 0.5)), (54.0, 60.0));
         assert!(minutes(30 * 86_400, 0.999_999) < 66.0);
-        let of_tenant = pause(kept_for(30 * 86_400), Some(Span::secs(12 * 3_600)), 0.5);
+        let of_tenant = time_between_sweeps(kept_for(30 * 86_400), Some(Span::secs(12 * 3_600)), 0.5);
         assert_eq!(of_tenant, Duration::from_secs(1_800), "a tenant with a short retention is swept as often");
     }
 }

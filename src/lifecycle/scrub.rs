@@ -7,8 +7,8 @@ use tracing::{error, info, warn};
 
 use super::Gateway;
 use crate::clock::Clock;
-use crate::model::delivery::after;
-use crate::model::rate::roughly;
+use crate::model::delivery::time_after;
+use crate::model::rate::vary_by_tenth;
 use crate::store::{DeliveryQueue, Result, ScrubStep};
 
 /// Events that one step checks.
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(3_600);
 /// Checks all events, pass after pass; never returns.
 pub async fn run(gateway: std::sync::Arc<Gateway>) {
     let clock = gateway.clock.clone();
-    clock.sleep_until(after(clock.now(), roughly(Duration::from_secs(30), rand::random()))).await;
+    clock.sleep_until(time_after(clock.now(), vary_by_tenth(Duration::from_secs(30), rand::random()))).await;
     loop {
         match pass(&gateway).await {
             Ok((checked, 0)) => {
@@ -39,7 +39,7 @@ pub async fn run(gateway: std::sync::Arc<Gateway>) {
                 )
             }
         }
-        clock.sleep_until(after(clock.now(), roughly(PAUSE, rand::random()))).await;
+        clock.sleep_until(time_after(clock.now(), vary_by_tenth(PAUSE, rand::random()))).await;
     }
 }
 
@@ -53,14 +53,14 @@ async fn pass(gateway: &Gateway) -> Result<(usize, usize)> {
         let report = store.scrub(ScrubStep { after: from, limit: STEP }).await?;
         checked += report.checked;
         damaged += report.damaged.len();
-        gateway.metrics.damaged(report.damaged.len());
+        gateway.metrics.count_damaged(report.damaged.len());
         for (tenant, event) in report.damaged {
             error!(event.id = %event, tenant.id = %tenant, "stored event {event} is damaged: it does not match its checksum and is never sent");
         }
         next = report.next;
         let took = u64::try_from(clock.now().as_millisecond() - began.as_millisecond()).unwrap_or(0);
         let took = Duration::from_millis(took);
-        clock.sleep_until(after(clock.now(), REST.max(took * REST_TIMES))).await;
+        clock.sleep_until(time_after(clock.now(), REST.max(took * REST_TIMES))).await;
     }
     Ok((checked, damaged))
 }

@@ -20,7 +20,7 @@ use super::accept::{Submission, accept};
 use super::change::create_endpoint;
 use super::deliver::keys::{new_key, new_secret};
 use crate::model::audit::Initiator;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use crate::model::event::EventType;
 use crate::model::health::EndpointHealth;
@@ -46,7 +46,7 @@ struct UnsettledTest {
 pub async fn run(gateway: Arc<Gateway>) {
     let (mut unsettled, mut is_failing) = (None, false);
     loop {
-        let next_at = after(gateway.clock.now(), EVERY);
+        let next_at = time_after(gateway.clock.now(), EVERY);
         let passed = tokio::select! {
             passed = test_once(&gateway, &mut unsettled) => passed,
             () = gateway.clock.sleep_until(next_at) => Err("it has not arrived within a minute".to_owned()),
@@ -71,28 +71,35 @@ async fn test_once(gateway: &Arc<Gateway>, unsettled: &mut Option<UnsettledTest>
     *unsettled = unsettled.take().filter(is_ours);
     let test = match unsettled {
         Some(test) => test,
-        None => match own_endpoint(gateway).await? {
-            Some(endpoint) => unsettled.insert(send(gateway, endpoint).await?),
+        None => match own_endpoint(gateway) {
+            Some(endpoint) => {
+                // Before anything is asked of the store: it may accept nothing at all.
+                gateway.metrics.record_self_test_begin(gateway.clock.now());
+                unsettled.insert(send(gateway, endpoint).await?)
+            }
             // A node without shards sends nothing that could be tested.
             None => {
-                gateway.metrics.self_test_since(None);
+                gateway.metrics.set_self_test_since(None);
                 return Ok(());
             }
         },
     };
-    gateway.metrics.self_test_begins(test.accepted_at);
     let tenant = TenantId::system();
     while !gateway.store.forget_delivered(&tenant, &test.event).await.map_err(|problem| problem.to_string())? {
         gateway.notifier.self_test_settled().await;
     }
-    gateway.metrics.self_test_since(Some(test.accepted_at));
+    gateway.metrics.set_self_test_since(Some(test.accepted_at));
     debug!("the self-test passed");
     *unsettled = None;
     Ok(())
 }
 
-/// Accepts a self-test for this endpoint.
+/// Accepts a self-test for this endpoint, which is created if it is not there.
 async fn send(gateway: &Gateway, endpoint: EndpointId) -> Result<UnsettledTest, String> {
+    if gateway.store.any_endpoint(endpoint).is_none() {
+        let new = new_endpoint(endpoint, gateway.clock.now(), gateway.clock.wall());
+        create_endpoint(gateway, &Initiator::Gateway, new).await.map_err(|problem| problem.to_string())?;
+    }
     let data = Bytes::from_static(b"{}");
     let event_type = EventType::from_stored(SELF_TEST_TYPE);
     let submission = Submission { endpoints: Some(vec![endpoint]), ..Submission::new(event_type, data) };
@@ -106,24 +113,18 @@ async fn send(gateway: &Gateway, endpoint: EndpointId) -> Result<UnsettledTest, 
     }
 }
 
-/// Returns the endpoint of the self-test in a shard of this node, and makes one
-/// if there is none. There is at most one per shard, since one that is there is
-/// used again. A node without shards has none.
-async fn own_endpoint(gateway: &Gateway) -> Result<Option<EndpointId>, String> {
-    let tenant = TenantId::system();
-    let is_ours = |id: EndpointId| gateway.store.lease(&tenant, id).is_held();
-    if let Some(known) = gateway.store.self_test_endpoints().iter().find(|known| is_ours(known.id)) {
-        return Ok(Some(known.id));
-    }
-    let now = gateway.clock.now();
-    let mut ids = std::iter::repeat_with(|| EndpointId::mint(now, rand::random())).take(IDS_TRIED);
-    let Some(id) = ids.find(|id| is_ours(*id)) else { return Ok(None) };
-    let endpoint = endpoint(id, now, gateway.clock.wall());
-    create_endpoint(gateway, &Initiator::Gateway, endpoint).await.map_err(|problem| problem.to_string())?;
-    Ok(Some(id))
+/// Returns the endpoint of the self-test in a shard of this node, or the id of one
+/// to create. There is at most one per shard, since one that is there is used
+/// again. A node without shards has none.
+fn own_endpoint(gateway: &Gateway) -> Option<EndpointId> {
+    let (tenant, now) = (TenantId::system(), gateway.clock.now());
+    let known = gateway.store.self_test_endpoints();
+    let new = std::iter::repeat_with(|| EndpointId::mint(now, rand::random())).take(IDS_TRIED);
+    let mut ids = known.iter().map(|known| known.id).chain(new);
+    ids.find(|id| gateway.store.lease(&tenant, *id).is_held())
 }
 
-fn endpoint(id: EndpointId, now: Timestamp, wall: Timestamp) -> Endpoint {
+fn new_endpoint(id: EndpointId, now: Timestamp, wall: Timestamp) -> Endpoint {
     let settings = json!({"url": SELF_TEST_URL, "event_types": [SELF_TEST_TYPE], "description": "self-test"});
     let settings: EndpointSettings = serde_json::from_value(settings).expect("settings of its own");
     let secret = Secret {
@@ -137,11 +138,11 @@ fn endpoint(id: EndpointId, now: Timestamp, wall: Timestamp) -> Endpoint {
         id,
         tenant: TenantId::system(),
         urls: UrlVersions::first(&settings.url),
-        policy: settings.retry.filled(),
+        policy: settings.retry.fill_defaults(),
         settings,
         ceiling: Default::default(),
         status: EndpointStatus::active(now),
-        quiet_until: None,
+        backpressure_until: None,
         health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret],

@@ -58,7 +58,11 @@ impl SavedRequest<'_> {
     pub fn check(&self, profile: Profile, secrets: &[String], now: SystemTime) -> Result<ProfileCheck, SecretError> {
         let verifier = Verifier::new(profile, secrets)?;
         let time = match verifier.verify(self.headers, self.body, now) {
-            Err(problem @ (VerifyError::TooOld { .. } | VerifyError::TooNew { .. })) => Err(problem),
+            Err(
+                problem @ (VerifyError::TooOld { .. }
+                | VerifyError::TooNew { .. }
+                | VerifyError::UnreadableTimestamp(_)),
+            ) => Err(problem),
             Ok(_) | Err(_) => Ok(()),
         };
         let patient = verifier.tolerance(Duration::MAX);
@@ -115,6 +119,7 @@ impl ProfileCheck {
             Err(_) if self.has_extra_line_break => {
                 "failed: the body fits without its last line break, which an editor or a shell has added".to_owned()
             }
+            Err(VerifyError::UnreadableTimestamp(_)) => "not checked".to_owned(),
             Err(problem) => format!("failed: {problem}"),
         }
     }

@@ -65,17 +65,17 @@ pub enum StorageRefusal {
 
 /// Admits events of a tenant if there is room for them. The caller keeps the
 /// returned guard until they are committed, so that concurrent requests count.
-pub fn take<'a>(
+pub fn admit_to_storage<'a>(
     gateway: &'a Gateway,
     tenant: &Tenant,
     events: &[RoutedEvent],
 ) -> Result<Option<IncomingUsage<'a>>, StorageRefusal> {
     let limits = &tenant.limits;
-    let left = gateway.space.left(gateway.clock.now());
+    let left = gateway.space.bytes_left(gateway.clock.now());
     let is_short = left.is_some_and(|left| gateway.store.stored_in_all() > left.saturating_mul(STORED_PER_LEFT_MAX));
     let bytes = events.iter().map(|new| stored_bytes(new.event.data.len(), new.targets.len())).sum();
     if limits.waiting.is_none() && limits.stored_bytes.is_none() && !is_short {
-        gateway.space.take(bytes);
+        gateway.space.count_stored(bytes);
         return Ok(None);
     }
     let deliveries = events.iter().map(|new| new.targets.len() as u64).sum();
@@ -86,12 +86,12 @@ pub fn take<'a>(
         stored_bytes: usage.stored_bytes + bytes_before,
         ..usage
     };
-    admits(tenant, usage, deliveries, bytes)?;
+    check_limits(tenant, usage, deliveries, bytes)?;
     let used = usage.stored_bytes;
     if is_short && is_among_largest(gateway, &tenant.id, used, left.unwrap_or(u64::MAX)) {
         return Err(StorageRefusal::Disk { tenant: tenant.id.clone(), used: Size(used) });
     }
-    gateway.space.take(bytes);
+    gateway.space.count_stored(bytes);
     Ok(Some(incoming))
 }
 
@@ -105,7 +105,7 @@ fn is_among_largest(gateway: &Gateway, tenant: &TenantId, used: u64, left: u64) 
 
 /// Checks a tenant's own limits. Deliveries are admitted while the waiting ones
 /// are not counted yet.
-fn admits(tenant: &Tenant, usage: TenantUsage, deliveries: u64, bytes: u64) -> Result<(), StorageRefusal> {
+fn check_limits(tenant: &Tenant, usage: TenantUsage, deliveries: u64, bytes: u64) -> Result<(), StorageRefusal> {
     let (id, limits) = (&tenant.id, &tenant.limits);
     if let Some((most, waiting)) = limits.waiting.zip(usage.waiting)
         && deliveries > 0

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Time after its first attempt from which a delivery has been in retry for long.
 pub const LONG_RETRY: Duration = Duration::from_secs(86_400);
 
-/// What was measured of the whole store.
+/// Gauges of the whole store.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StoreGauges {
     /// Number of dead letters.
@@ -49,7 +49,7 @@ impl StoreGaugeCache {
         let mut last = self.0.lock().await;
         let now = gateway.clock.now();
         if let Some((read_at, gauges)) = *last
-            && read_at > ago(now, KEPT)
+            && read_at > time_before(now, KEPT)
         {
             return gauges;
         }
@@ -70,7 +70,7 @@ async fn read(gateway: &Gateway, now: Timestamp) -> Result<StoreGauges> {
     let store = &gateway.store;
     let whole = GroupFilter { by: Some(GroupBy::of(&[])), ..GroupFilter::default() };
     let dead = store.dead_letter_groups(None, whole, 1).await?;
-    let long_retries = store.long_retries(None, None, ago(now, LONG_RETRY)).await?;
+    let long_retries = store.long_retries(None, None, time_before(now, LONG_RETRY)).await?;
     let jobs = store.open_job_counts().await?;
     let wall = gateway.clock.wall();
     let tenants = store.tenants();
@@ -78,8 +78,8 @@ async fn read(gateway: &Gateway, now: Timestamp) -> Result<StoreGauges> {
     for endpoint in tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id)) {
         let certificate = endpoint.settings.tls.client_certificate.as_deref().and_then(certificate_end);
         let secret = endpoint.secrets.iter().filter_map(|secret| secret.expires_at).filter(|at| *at > wall).min();
-        certificate_ends_at = earlier(certificate_ends_at, certificate);
-        secret_ends_at = earlier(secret_ends_at, secret);
+        certificate_ends_at = earlier_time(certificate_ends_at, certificate);
+        secret_ends_at = earlier_time(secret_ends_at, secret);
     }
     Ok(StoreGauges {
         dead_letters: dead.count,
@@ -92,10 +92,10 @@ async fn read(gateway: &Gateway, now: Timestamp) -> Result<StoreGauges> {
 }
 
 /// Returns the time this long before another.
-pub fn ago(now: Timestamp, span: Duration) -> Timestamp {
+pub fn time_before(now: Timestamp, span: Duration) -> Timestamp {
     now.checked_sub(span).unwrap_or(Timestamp::MIN)
 }
 
-fn earlier(known: Option<Timestamp>, found: Option<Timestamp>) -> Option<Timestamp> {
+fn earlier_time(known: Option<Timestamp>, found: Option<Timestamp>) -> Option<Timestamp> {
     known.into_iter().chain(found).min()
 }

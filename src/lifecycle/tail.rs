@@ -169,8 +169,8 @@ impl Tail {
                 continue;
             }
             listener.rate.correct_clock_jump(now);
-            let is_sent =
-                listener.rate.is_ready(now) && listener.rows.try_send(row(clock.wall(), claim, attempt, next)).is_ok();
+            let is_sent = listener.rate.is_ready(now)
+                && listener.rows.try_send(tail_row(clock.wall(), claim, attempt, next)).is_ok();
             if is_sent {
                 listener.rate.take(now);
             } else {
@@ -188,13 +188,8 @@ impl Tail {
     }
 }
 
-fn row(at: Timestamp, claim: &Claim, attempt: &Attempt, next: &NextState) -> TailRow {
-    let (state, cause) = match next {
-        NextState::Delivered => (DeliveryState::Delivered, None),
-        NextState::Waiting { .. } => (DeliveryState::Waiting, None),
-        NextState::Dead(cause) => (DeliveryState::Dead, Some(*cause)),
-        NextState::ExpiredByProducer => (DeliveryState::Dead, Some(DeadCause::Expired)),
-    };
+fn tail_row(at: Timestamp, claim: &Claim, attempt: &Attempt, next: &NextState) -> TailRow {
+    let (state, cause) = (next.state(), next.cause());
     TailRow {
         at,
         tenant: claim.event.tenant.clone(),

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::Gateway;
 use super::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
-use crate::model::delivery::{Delivery, DeliveryOutlook, DeliveryState, WaitingFor, after};
+use crate::model::delivery::{Delivery, DeliveryOutlook, DeliveryState, WaitingFor, time_after};
 use crate::model::id::EndpointId;
 
 /// Time after its end for which the request of a cancelled delivery may still
@@ -31,7 +31,7 @@ pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Deliver
     let mut about: HashMap<EndpointId, LiveStatusQuery> = HashMap::new();
     let may_be_open = |delivery: &&Delivery| match delivery.state {
         DeliveryState::Waiting => true,
-        DeliveryState::Cancelled => delivery.finished_at.is_some_and(|at| after(at, ON_THE_WIRE) > now),
+        DeliveryState::Cancelled => delivery.finished_at.is_some_and(|at| time_after(at, ON_THE_WIRE) > now),
         DeliveryState::Delivered | DeliveryState::Dead => false,
     };
     for delivery in deliveries.iter().filter(may_be_open) {
@@ -55,7 +55,7 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus
         return DeliveryOutlook::default();
     };
     let limits = gateway.expiry.limits(&endpoint, delivery.expires_at, now);
-    let end = delivery.progress.end(&limits);
+    let end = delivery.progress.deadline(&limits);
     if is_in_flight {
         return DeliveryOutlook { is_in_flight: true, end, ..DeliveryOutlook::default() };
     }
@@ -63,8 +63,8 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus
     let capacity = status.map_or(Capacity::Free, |status| status.capacity);
     let is_busy = |lane: &String| status.is_some_and(|status| status.busy_lanes.contains(lane));
     let is_behind = delivery.is_behind || delivery.lane.as_ref().is_some_and(is_busy);
-    let (state, quiet_until) = (endpoint.status.state, endpoint.quiet_until);
-    let conditions = EndpointConditions { state, quiet_until, health, capacity };
+    let (state, backpressure_until) = (endpoint.status.state, endpoint.backpressure_until);
+    let conditions = EndpointConditions { state, backpressure_until, health, capacity };
     let (due_at, is_urgent) = (delivery.due_at, delivery.is_urgent);
     let blocker = conditions.blocker(DeliveryConditions { due_at, is_urgent, is_behind }, now);
     // With nothing in its way it starts this very moment.
@@ -83,7 +83,7 @@ fn next_attempt_at(
     now: Timestamp,
 ) -> Option<Timestamp> {
     let until = |until: Option<Timestamp>| until.filter(|until| *until > now && !delivery.is_urgent).unwrap_or(now);
-    let soonest = delivery.due_at.max(now).max(until(endpoint.quiet_until));
+    let soonest = delivery.due_at.max(now).max(until(endpoint.backpressure_until));
     match (waiting_for, endpoint.capacity) {
         (WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key, _) => None,
         // Only the person who opened the breaker knows.

@@ -24,24 +24,24 @@ impl CommitMetrics {
     /// Registers the metrics under their names.
     pub(super) fn registered_in(registry: &mut MetricsRegistry) -> Self {
         Self {
-            duration: registry.seconds(
+            duration: registry.register_seconds(
                 "store_commit_duration",
                 "How long commits took, from the beginning of the transaction until it was on disk",
                 COMMIT_SECONDS,
             ),
-            jobs: registry.numbers("store_commit_jobs", "Writes that shared one commit", COMMIT_JOBS),
-            writes_failed: registry.counter("store_writes_failed", "Writes of which nothing was kept"),
+            jobs: registry.register_numbers("store_commit_jobs", "Writes that shared one commit", COMMIT_JOBS),
+            writes_failed: registry.register_counter("store_writes_failed", "Writes of which nothing was kept"),
         }
     }
 
     /// Records a commit of this many writes and how long it took.
-    pub fn committed(&self, jobs: usize, duration: Duration) {
+    pub fn record_commit(&self, jobs: usize, duration: Duration) {
         self.duration.observe_duration(duration);
         self.jobs.observe(jobs as f64);
     }
 
     /// Counts this many writes that were rolled back.
-    pub fn failed(&self, jobs: usize) {
+    pub fn count_rolled_back(&self, jobs: usize) {
         self.writes_failed.inc_by(jobs as u64);
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{EncodeLabelValue, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// The name and the value of one label.
-pub type Label = (&'static str, &'static str);
+/// The name and the value of one label. Values are words of the code, but for
+/// the number of something that the settings name.
+pub type Label<V = &'static str> = (&'static str, V);
 
 /// A histogram without a lock: each value updates one bucket and the sum.
 #[derive(Debug, Clone)]
@@ -69,19 +70,19 @@ impl EncodeMetric for Histogram {
 /// One metric for each set of labels that can occur, created at start: zeros
 /// are shown, the order never changes, and counting needs no lookup by label.
 #[derive(Debug, Clone)]
-pub struct LabelledFamily<M>(Arc<[(Vec<Label>, M)]>);
+pub struct LabelledFamily<M, V = &'static str>(Arc<[(Vec<Label<V>>, M)]>);
 
 /// A counter for each set of labels.
-pub type CounterFamily = LabelledFamily<Counter>;
+pub type CounterFamily<V = &'static str> = LabelledFamily<Counter, V>;
 
-impl<M> LabelledFamily<M> {
+impl<M, V> LabelledFamily<M, V> {
     /// Creates a metric for each of these sets of labels, in this order.
-    pub fn new(sets: impl IntoIterator<Item = Vec<Label>>, new_metric: impl Fn() -> M) -> Self {
+    pub fn new(sets: impl IntoIterator<Item = Vec<Label<V>>>, new_metric: impl Fn() -> M) -> Self {
         Self(sets.into_iter().map(|labels| (labels, new_metric())).collect())
     }
 
     /// Returns these metrics, each with its set of labels.
-    pub fn of(metrics: impl IntoIterator<Item = (Vec<Label>, M)>) -> Self {
+    pub fn of(metrics: impl IntoIterator<Item = (Vec<Label<V>>, M)>) -> Self {
         Self(metrics.into_iter().collect())
     }
 
@@ -91,7 +92,7 @@ impl<M> LabelledFamily<M> {
     }
 }
 
-impl<M: EncodeMetric> EncodeMetric for LabelledFamily<M> {
+impl<M: EncodeMetric, V: EncodeLabelValue> EncodeMetric for LabelledFamily<M, V> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
         for (labels, metric) in self.0.iter() {
             metric.encode(encoder.encode_family(labels)?)?;
@@ -106,7 +107,7 @@ impl<M: EncodeMetric> EncodeMetric for LabelledFamily<M> {
 
 /// The present values of a gauge, one for each set of labels.
 #[derive(Debug)]
-pub struct GaugeFamily(pub Vec<(Vec<Label>, f64)>);
+pub struct GaugeFamily<V = &'static str>(pub Vec<(Vec<Label<V>>, f64)>);
 
 impl GaugeFamily {
     /// Returns a gauge without labels; it is empty if the value is not known.
@@ -115,7 +116,7 @@ impl GaugeFamily {
     }
 }
 
-impl EncodeMetric for GaugeFamily {
+impl<V: EncodeLabelValue> EncodeMetric for GaugeFamily<V> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
         for (labels, value) in &self.0 {
             if labels.is_empty() {
@@ -158,28 +159,33 @@ impl MetricsRegistry {
     }
 
     /// Registers a counter without labels.
-    pub fn counter(&mut self, name: &str, help: &str) -> Counter {
+    pub fn register_counter(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.register(name, help, counter.clone());
         counter
     }
 
     /// Registers a counter of bytes.
-    pub fn bytes(&mut self, name: &str, help: &str) -> Counter {
+    pub fn register_byte_counter(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
         self.register_with_unit(Unit::Bytes, name, help, counter.clone());
         counter
     }
 
     /// Registers one counter for each of these sets of labels.
-    pub fn counters(&mut self, name: &str, help: &str, sets: impl IntoIterator<Item = Vec<Label>>) -> CounterFamily {
+    pub fn register_counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        sets: impl IntoIterator<Item = Vec<Label>>,
+    ) -> CounterFamily {
         let counters = CounterFamily::new(sets, Counter::default);
         self.register(name, help, counters.clone());
         counters
     }
 
     /// Registers a histogram of seconds.
-    pub fn seconds(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
+    pub fn register_seconds(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
         let histogram = Histogram::new(bounds);
         self.register_with_unit(Unit::Seconds, name, help, histogram.clone());
         histogram
@@ -199,7 +205,7 @@ impl MetricsRegistry {
     }
 
     /// Registers a histogram of plain numbers.
-    pub fn numbers(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
+    pub fn register_numbers(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
         let histogram = Histogram::new(bounds);
         self.register(name, help, histogram.clone());
         histogram

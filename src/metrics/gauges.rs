@@ -35,6 +35,8 @@ pub struct Gauges {
     pub jobs: Vec<(&'static str, u64)>,
     /// Time until the first client certificate of an endpoint ends, if one has an end.
     pub certificate_end: Option<Duration>,
+    /// Time until the certificate of this node's API ends, if it has one.
+    pub server_certificate_end: Option<Duration>,
     /// Time until the first replaced secret of an endpoint ends, if one is to end.
     pub secret_end: Option<Duration>,
     /// Number of endpoints by state.
@@ -101,7 +103,11 @@ impl Gauges {
             "The part of the deliveries that is to arrive within ten minutes",
             GaugeFamily::of(self.slo_target),
         );
-        registry.register("deliveries_waiting", "Deliveries that wait, for whatever reason", optional(self.waiting));
+        registry.register(
+            "deliveries_waiting",
+            "Deliveries that wait, for whatever reason",
+            optional_gauge(self.waiting),
+        );
         registry.register_with_unit(
             Unit::Seconds,
             "oldest_due_age",
@@ -118,7 +124,7 @@ impl Gauges {
     }
 
     fn register_store(&self, registry: &mut MetricsRegistry) {
-        registry.register("dead_letters", "Dead letters in the whole store", optional(self.dead_letters));
+        registry.register("dead_letters", "Dead letters in the whole store", optional_gauge(self.dead_letters));
         registry.register_with_unit(
             Unit::Seconds,
             "oldest_dead_letter_age",
@@ -128,7 +134,7 @@ impl Gauges {
         registry.register(
             "in_retry_over_24h",
             "Deliveries in the whole store that wait more than a day after their first attempt",
-            optional(self.in_retry_over_24h),
+            optional_gauge(self.in_retry_over_24h),
         );
         registry.register("jobs", "Jobs in the whole store that are not over", by_state(&self.jobs));
     }
@@ -138,13 +144,13 @@ impl Gauges {
             Unit::Bytes,
             "disk_free",
             "Free space on the disk of an embedded store",
-            optional(self.disk_free),
+            optional_gauge(self.disk_free),
         );
         registry.register_with_unit(
             Unit::Bytes,
             "disk_reserve",
             "Free space below which new events are refused",
-            optional(self.disk_reserve),
+            optional_gauge(self.disk_reserve),
         );
     }
 
@@ -192,6 +198,12 @@ impl Gauges {
             "How long ago the last self-test that arrived was sent",
             GaugeFamily::of(self.self_test_age.map(|age| age.as_secs_f64())),
         );
+        registry.register_with_unit(
+            Unit::Seconds,
+            "server_certificate_end",
+            "How long the certificate of the API's address is still valid, if it has one",
+            GaugeFamily::of(self.server_certificate_end.map(|left| left.as_secs_f64())),
+        );
         registry.register(
             "clock_jumps",
             "How often the wall clock was set since the process started",
@@ -207,7 +219,7 @@ impl Gauges {
 }
 
 /// Returns a gauge without labels; it is empty if the value is not known.
-fn optional(value: Option<u64>) -> GaugeFamily {
+fn optional_gauge(value: Option<u64>) -> GaugeFamily {
     GaugeFamily::of(value.map(|value| value as f64))
 }
 

@@ -11,13 +11,6 @@ use prometheus_client::registry::Unit;
 use super::families::{CounterFamily, GaugeFamily, Label, MetricsRegistry};
 use crate::model::attention::OutboxFacts;
 
-/// Values of the label of an outbox: its number in the settings. There are no
-/// more, so the number of series is bounded.
-const NUMBERS: [&str; 16] = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"];
-
-/// Most outboxes of one process.
-pub const OUTBOXES_MAX: usize = NUMBERS.len();
-
 /// The figures of one outbox.
 #[derive(Debug, Default)]
 pub struct OutboxFigures {
@@ -26,6 +19,8 @@ pub struct OutboxFigures {
     /// Database that the outbox is in, in words.
     description: OnceLock<String>,
     state: Mutex<Option<OutboxGauges>>,
+    /// Since when the outbox could not be relayed, and why; none while it can.
+    failure: Mutex<Option<(Instant, String)>>,
 }
 
 /// What was last measured.
@@ -48,37 +43,57 @@ impl OutboxGauges {
 
 impl OutboxFigures {
     /// Counts rows whose events were accepted and which were deleted.
-    pub fn relayed(&self, rows: usize) {
+    pub fn count_relayed(&self, rows: usize) {
         self.relayed.inc_by(rows as u64);
     }
 
     /// Counts a step of the relay that failed, or that the gateway put off.
-    pub fn failed(&self) {
+    pub fn count_failed(&self) {
         self.errors.inc();
     }
 
     /// Says in words which database the outbox is in.
-    pub fn describe(&self, description: &str) {
+    pub fn set_description(&self, description: &str) {
         let _ = self.description.set(description.to_owned());
     }
 
+    /// Records why the outbox itself could not be read or changed.
+    pub fn record_unreached(&self, reason: &str) {
+        let mut failure = self.failure.lock();
+        let since = failure.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+        *failure = Some((since, reason.to_owned()));
+    }
+
+    /// Records that the outbox could be read and changed.
+    pub fn record_reached(&self) {
+        *self.failure.lock() = None;
+    }
+
     /// Records the age of the oldest row and the number of refused rows.
-    pub fn measured(&self, is_relay: bool, oldest: Option<Duration>, refused: u64) {
+    pub fn record_measurement(&self, is_relay: bool, oldest: Option<Duration>, refused: u64) {
         *self.state.lock() = Some(OutboxGauges { is_relay, oldest, refused, measured_at: Instant::now() });
     }
 
     /// Records that no row waits.
-    pub fn caught_up(&self) {
+    pub fn record_caught_up(&self) {
         if let Some(state) = self.state.lock().as_mut() {
             state.oldest = None;
         }
     }
 
-    /// Returns what is known of the outbox, if it was measured.
+    /// Returns the outbox's figures; none before its first measurement or failure.
     fn facts(&self) -> Option<OutboxFacts> {
-        let state = (*self.state.lock())?;
-        let description = self.description.get().cloned().unwrap_or_default();
-        Some(OutboxFacts { description, oldest: state.oldest_age(), refused: state.refused })
+        let (state, failure) = (*self.state.lock(), self.failure.lock().clone());
+        if state.is_none() && failure.is_none() {
+            return None;
+        }
+        Some(OutboxFacts {
+            description: self.description.get().cloned().unwrap_or_default(),
+            oldest: state.map_or(Duration::ZERO, OutboxGauges::oldest_age),
+            refused: state.map_or(0, |state| state.refused),
+            failing_for: failure.as_ref().map_or(Duration::ZERO, |(since, _)| since.elapsed()),
+            failure: failure.map(|(_, reason)| reason),
+        })
     }
 }
 
@@ -89,13 +104,12 @@ pub(super) struct AllOutboxFigures(Mutex<Vec<Arc<OutboxFigures>>>);
 impl AllOutboxFigures {
     /// Creates the figures of this many outboxes.
     pub fn create(&self, count: usize) -> Vec<Arc<OutboxFigures>> {
-        let figures: Vec<Arc<OutboxFigures>> =
-            (0..count.min(OUTBOXES_MAX)).map(|_| Arc::new(OutboxFigures::default())).collect();
+        let figures: Vec<Arc<OutboxFigures>> = (0..count).map(|_| Arc::new(OutboxFigures::default())).collect();
         *self.0.lock() = figures.clone();
         figures
     }
 
-    /// Returns what is known of each outbox that was measured.
+    /// Returns what is known of each outbox that was measured, or could not be.
     pub fn facts(&self) -> Vec<OutboxFacts> {
         self.0.lock().iter().filter_map(|one| one.facts()).collect()
     }
@@ -106,7 +120,8 @@ impl AllOutboxFigures {
         if figures.is_empty() {
             return;
         }
-        let label = |n: usize| -> Vec<Label> { vec![("outbox", NUMBERS[n])] };
+        // The number in the settings, which bound how many series there are.
+        let label = |n: usize| -> Vec<Label<usize>> { vec![("outbox", n + 1)] };
         let counters = |counter: &dyn Fn(&OutboxFigures) -> Counter| {
             CounterFamily::of(figures.iter().enumerate().map(|(n, one)| (label(n), counter(one))))
         };
@@ -138,5 +153,25 @@ impl AllOutboxFigures {
             gauges(&|state| state.refused as f64),
         );
         registry.write(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outbox_is_known_once_it_was_measured_or_could_not_be() {
+        let all = AllOutboxFigures::default();
+        let one = all.create(1).remove(0);
+        one.set_description("shop at db");
+        assert_eq!(all.facts(), [], "nothing is known yet");
+        one.record_unreached("it is away");
+        let facts = all.facts().remove(0);
+        assert_eq!((facts.description.as_str(), facts.failure.as_deref()), ("shop at db", Some("it is away")));
+        one.record_measurement(true, None, 0);
+        one.record_reached();
+        let facts = all.facts().remove(0);
+        assert_eq!((facts.failure, facts.failing_for), (None, Duration::ZERO));
     }
 }

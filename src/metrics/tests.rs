@@ -31,6 +31,7 @@ fn known() -> Gauges {
         in_retry_over_24h: Some(2),
         jobs: vec![("running", 1), ("paused", 0), ("queued", 2)],
         certificate_end: Some(Duration::from_secs(86_400)),
+        server_certificate_end: Some(Duration::from_secs(7_200)),
         secret_end: Some(Duration::from_secs(3_600)),
         endpoints: EndpointCounts { active: 5, paused: 1, disabled: 2 },
         breakers: Some(BreakerCounts { closed: 6, open: 1, half_open: 1, ramp: 0 }),
@@ -92,15 +93,15 @@ fn no_amount_of_work_makes_more_series() {
     let distinct: std::collections::BTreeSet<_> = before.iter().collect();
     assert_eq!(distinct.len(), before.len(), "no series is there twice");
     for code in ["id_conflict", "something_new", ""] {
-        metrics.refused(code);
+        metrics.count_refused(code);
     }
     for status in 100..=999 {
         for verdict in [Verdict::Delivered, Verdict::Retry, Verdict::Refused, Verdict::Gone] {
-            metrics.attempted(&attempt(1, verdict, Ok(status)), NextState::Delivered, 1, at(0), at(11));
+            metrics.count_attempt(&attempt(1, verdict, Ok(status)), NextState::Delivered, 1, Some(at(0)), at(11));
         }
     }
-    metrics.died(DeadCause::Gone, 1_000_000, false);
-    metrics.commits().committed(1_000_000, Duration::from_secs(1_000_000));
+    metrics.count_dead(DeadCause::Gone, 1_000_000, true);
+    metrics.commit_metrics().record_commit(1_000_000, Duration::from_secs(1_000_000));
     assert_eq!(series(&metrics), before);
 }
 
@@ -130,15 +131,21 @@ fn an_attempt_counts_by_its_verdict_and_by_what_came_back() {
     ];
     for (verdict, result, verdict_text, result_text) in cases {
         let before = value(&metrics, &series(verdict_text, result_text));
-        metrics.attempted(&attempt(3, verdict, result), NextState::Waiting { due_at: at(60) }, 3, at(0), at(11));
+        metrics.count_attempt(
+            &attempt(3, verdict, result),
+            NextState::Waiting { due_at: at(60) },
+            3,
+            Some(at(0)),
+            at(11),
+        );
         assert_eq!(value(&metrics, &series(verdict_text, result_text)), before + 1.0, "{result:?}");
     }
     for &kind in FailureKind::ALL {
-        metrics.attempted(
+        metrics.count_attempt(
             &attempt(3, Verdict::Retry, Err(kind)),
             NextState::Waiting { due_at: at(60) },
             3,
-            at(0),
+            Some(at(0)),
             at(11),
         );
         assert_eq!(value(&metrics, &series("retry", kind.as_str())), 1.0, "{kind:?}");
@@ -156,15 +163,15 @@ fn every_end_of_a_delivery_has_its_own_figure() {
     let finished = |state: &str, cause: &str| {
         value(&metrics, &format!("posthaste_deliveries_finished_total{{state=\"{state}\",cause=\"{cause}\"}}"))
     };
-    let ended = |next| metrics.attempted(&attempt(2, Verdict::Retry, Ok(500)), next, 2, at(0), at(11));
+    let ended = |next| metrics.count_attempt(&attempt(2, Verdict::Retry, Ok(500)), next, 2, Some(at(0)), at(11));
     ended(NextState::Dead(DeadCause::Exhausted));
     ended(NextState::Dead(DeadCause::Refused));
     ended(NextState::Dead(DeadCause::Gone));
     ended(NextState::Delivered);
     assert_eq!(finished("dead", "expired"), 0.0);
     ended(NextState::ExpiredByProducer);
-    metrics.died(DeadCause::Expired, 0, false);
-    metrics.cancelled(7);
+    metrics.count_dead(DeadCause::Expired, 0, true);
+    metrics.count_cancelled(7);
     for cause in [DeadCause::Exhausted, DeadCause::Refused, DeadCause::Gone] {
         assert_eq!(finished("dead", cause.as_str()), 1.0, "{cause:?}");
     }
@@ -183,12 +190,12 @@ fn second_attempts_are_told_from_first_ones_and_a_replay_begins_anew() {
         value(&metrics, &format!("posthaste_early_attempts_total{{number=\"{number}\",delivered=\"{delivered}\"}}"))
     };
     let waiting = NextState::Waiting { due_at: at(60) };
-    metrics.attempted(&attempt(1, Verdict::Retry, Ok(503)), waiting, 1, at(0), at(11));
-    metrics.attempted(&attempt(2, Verdict::Delivered, Ok(200)), NextState::Delivered, 2, at(0), at(20));
+    metrics.count_attempt(&attempt(1, Verdict::Retry, Ok(503)), waiting, 1, Some(at(0)), at(11));
+    metrics.count_attempt(&attempt(2, Verdict::Delivered, Ok(200)), NextState::Delivered, 2, Some(at(0)), at(20));
     assert_eq!((early("first", "no"), early("second", "yes")), (1.0, 1.0));
     assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_sum"), 20.0);
     // A month later a person replays it.
-    metrics.attempted(&attempt(3, Verdict::Delivered, Ok(200)), NextState::Delivered, 1, at(0), at(2_600_000));
+    metrics.count_attempt(&attempt(3, Verdict::Delivered, Ok(200)), NextState::Delivered, 1, None, at(2_600_000));
     assert_eq!((early("first", "yes"), early("second", "no")), (1.0, 0.0));
     assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_count"), 1.0);
     assert_eq!(value(&metrics, "posthaste_first_attempt_delay_seconds_count"), 1.0);
@@ -218,57 +225,59 @@ fn every_other_event_changes_its_own_metric() {
     let metrics = fresh();
     type CountedEvent = (&'static str, fn(&Metrics));
     let events: [CountedEvent; 34] = [
-        ("events_accepted_total", |metrics| metrics.accepted(1)),
-        ("event_data_bytes_total", |metrics| metrics.accepted(1)),
-        ("events_duplicate_total", |metrics| metrics.duplicate()),
-        ("ingest_refused_total{code=\"id_conflict\"}", |metrics| metrics.refused("id_conflict")),
-        ("ingest_refused_total{code=\"other\"}", |metrics| metrics.refused("never_heard_of")),
-        ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(LimitOwner::Tenant)),
-        ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(LimitOwner::Gateway)),
-        ("storage_refused_total", |metrics| metrics.storage_refused()),
-        ("accepts_slowed_total", |metrics| metrics.accept_slowed()),
-        ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.fetched(FetchResult::Served)),
-        ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.fetched(FetchResult::Failed)),
-        ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),
-        ("put_back_total", |metrics| metrics.put_back()),
-        ("stumbles_total", |metrics| metrics.internal_error()),
-        ("stale_writes_total", |metrics| metrics.stale_write()),
+        ("events_accepted_total", |metrics| metrics.count_accepted(1)),
+        ("event_data_bytes_total", |metrics| metrics.count_accepted(1)),
+        ("events_duplicate_total", |metrics| metrics.count_duplicate()),
+        ("ingest_refused_total{code=\"id_conflict\"}", |metrics| metrics.count_refused("id_conflict")),
+        ("ingest_refused_total{code=\"other\"}", |metrics| metrics.count_refused("never_heard_of")),
+        ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.count_limited(LimitOwner::Tenant)),
+        ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.count_limited(LimitOwner::Gateway)),
+        ("storage_refused_total", |metrics| metrics.count_storage_refused()),
+        ("accepts_slowed_total", |metrics| metrics.count_accept_slowed()),
+        ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.count_fetched(FetchResult::Served)),
+        ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.count_fetched(FetchResult::Failed)),
+        ("accept_duration_seconds_count", |metrics| metrics.record_accept_time(Duration::ZERO)),
+        ("put_back_total", |metrics| metrics.count_put_back()),
+        ("stumbles_total", |metrics| metrics.count_internal_error()),
+        ("stale_writes_total", |metrics| metrics.count_stale_write()),
         ("breaker_transitions_total{to=\"open\"}", |metrics| {
-            metrics
-                .endpoint_event(&EndpointEvent::BreakerOpened { until: None, cause: OpenCause::Person { note: None } });
+            metrics.count_endpoint_event(&EndpointEvent::BreakerOpened {
+                until: None,
+                cause: OpenCause::Person { note: None },
+            });
         }),
         ("breaker_transitions_total{to=\"open_again\"}", |metrics| {
-            metrics.endpoint_event(&EndpointEvent::ProbeFailed { until: at(9), answer: "answered 503".into() });
+            metrics.count_endpoint_event(&EndpointEvent::ProbeFailed { until: at(9), answer: "answered 503".into() });
         }),
         ("breaker_transitions_total{to=\"ramp\"}", |metrics| {
-            metrics.endpoint_event(&EndpointEvent::BreakerClosed(CloseCause::UrlChanged));
+            metrics.count_endpoint_event(&EndpointEvent::BreakerClosed(CloseCause::UrlChanged));
         }),
         ("endpoint_pauses_total{reason=\"person\"}", |metrics| {
-            metrics.endpoint_event(&EndpointEvent::Paused(PauseCause::Person { note: None }));
+            metrics.count_endpoint_event(&EndpointEvent::Paused(PauseCause::Person { note: None }));
         }),
         ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| {
             let cause = PauseCause::Refusals { count: 101, answer: "answered 403".into() };
-            metrics.endpoint_event(&EndpointEvent::Paused(cause));
+            metrics.count_endpoint_event(&EndpointEvent::Paused(cause));
         }),
         ("endpoint_pauses_total{reason=\"failing\"}", |metrics| {
             let cause = PauseCause::Failing { span: Span::secs(60), count: 10, answer: "answered 503".into() };
-            metrics.endpoint_event(&EndpointEvent::Paused(cause));
+            metrics.count_endpoint_event(&EndpointEvent::Paused(cause));
         }),
         ("endpoint_pauses_total{reason=\"gone\"}", |metrics| {
-            metrics.endpoint_event(&EndpointEvent::Disabled(DisableCause::Gone));
+            metrics.count_endpoint_event(&EndpointEvent::Disabled(DisableCause::Gone));
         }),
-        ("lane_blocks_total", |metrics| metrics.operational_event_written(OperationalEventType::LaneBlocked)),
-        ("lane_unblocks_total", |metrics| metrics.operational_event_written(OperationalEventType::LaneUnblocked)),
-        ("waits_total{for=\"rate\"}", |metrics| metrics.waited(WaitReason::Rate, 1)),
-        ("waits_total{for=\"share\"}", |metrics| metrics.waited(WaitReason::Share, 1)),
-        ("dead_letters_forgotten_total", |metrics| metrics.dead_letters_forgotten(1)),
-        ("operational_events_total", |metrics| metrics.operational_event_written(OperationalEventType::DeliveryDead)),
-        ("mails_total{outcome=\"sent\"}", |metrics| metrics.mailed(MailResult::Sent)),
-        ("mails_total{outcome=\"failed\"}", |metrics| metrics.mailed(MailResult::Failed)),
-        ("figures_dropped_total", |metrics| metrics.figures_dropped(1)),
-        ("trace_spans_total{outcome=\"sent\"}", |metrics| metrics.spans(SpanResult::Sent, 1)),
-        ("trace_spans_total{outcome=\"dropped\"}", |metrics| metrics.spans(SpanResult::Dropped, 1)),
-        ("store_writes_failed_total", |metrics| metrics.commits().failed(1)),
+        ("lane_blocks_total", |metrics| metrics.count_operational_event(OperationalEventType::LaneBlocked)),
+        ("lane_unblocks_total", |metrics| metrics.count_operational_event(OperationalEventType::LaneUnblocked)),
+        ("waits_total{for=\"rate\"}", |metrics| metrics.count_waits(WaitReason::Rate, 1)),
+        ("waits_total{for=\"share\"}", |metrics| metrics.count_waits(WaitReason::Share, 1)),
+        ("dead_letters_forgotten_total", |metrics| metrics.count_forgotten_dead_letters(1)),
+        ("operational_events_total", |metrics| metrics.count_operational_event(OperationalEventType::DeliveryDead)),
+        ("mails_total{outcome=\"sent\"}", |metrics| metrics.count_mail(MailResult::Sent)),
+        ("mails_total{outcome=\"failed\"}", |metrics| metrics.count_mail(MailResult::Failed)),
+        ("figures_dropped_total", |metrics| metrics.count_dropped_figures(1)),
+        ("trace_spans_total{outcome=\"sent\"}", |metrics| metrics.count_spans(SpanResult::Sent, 1)),
+        ("trace_spans_total{outcome=\"dropped\"}", |metrics| metrics.count_spans(SpanResult::Dropped, 1)),
+        ("store_writes_failed_total", |metrics| metrics.commit_metrics().count_rolled_back(1)),
     ];
     for (series, count) in events {
         let series = format!("posthaste_{series}");
@@ -276,7 +285,7 @@ fn every_other_event_changes_its_own_metric() {
         count(&metrics);
         assert_eq!(value(&metrics, &series), before + 1.0, "{series}");
     }
-    metrics.commits().committed(16, Duration::from_millis(3));
+    metrics.commit_metrics().record_commit(16, Duration::from_millis(3));
     assert_eq!(value(&metrics, "posthaste_store_commit_jobs_sum"), 16.0);
     assert_eq!(value(&metrics, "posthaste_store_commit_duration_seconds_bucket{le=\"0.0025\"}"), 0.0);
     assert_eq!(value(&metrics, "posthaste_store_commit_duration_seconds_bucket{le=\"0.005\"}"), 1.0);

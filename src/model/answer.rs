@@ -88,18 +88,19 @@ pub enum FailureKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Timings {
     /// Looking up the name.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "d", skip_serializing_if = "Option::is_none")]
     pub dns: Option<f64>,
     /// Opening the connection.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "c", skip_serializing_if = "Option::is_none")]
     pub connect: Option<f64>,
     /// Agreeing on encryption.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "s", skip_serializing_if = "Option::is_none")]
     pub tls: Option<f64>,
     /// From the start until the head of the answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(alias = "f", skip_serializing_if = "Option::is_none")]
     pub first_byte: Option<f64>,
     /// From the start until the end.
+    #[serde(alias = "l")]
     pub total: f64,
 }
 

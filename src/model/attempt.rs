@@ -3,8 +3,11 @@
 //! An attempt's [`Decision`] records everything that was considered after it;
 //! an explanation is composed from that record and decides nothing.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::answer::{AttemptFailure, Timings};
 use super::id::SecretId;
@@ -14,19 +17,25 @@ use super::verdict::Verdict;
 use super::wall_offset::WallOffset;
 
 /// An attempt as stored: written once, never changed.
+///
+/// The embedded store writes the fields of every attempt under short names, which
+/// are the aliases here, and two of them in a shorter form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
     /// Number of the attempt: 1, 2, … over the delivery's whole life, replays included.
+    #[serde(alias = "n")]
     pub number: u32,
     /// Time at which the request started.
+    #[serde(alias = "at", deserialize_with = "read_start")]
     pub started_at: Timestamp,
     /// Duration of each phase.
+    #[serde(alias = "t")]
     pub timings: Timings,
     /// URL it was sent to, in records of older versions; empty in newer ones.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
     /// Version of the endpoint's URL that it was sent to.
-    #[serde(default)]
+    #[serde(default, alias = "u")]
     pub url_version: u32,
     /// Status code, if there was an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,13 +55,13 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<SignatureProfile>,
     /// Newest of the secrets that signed; none in records of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "k", skip_serializing_if = "Option::is_none")]
     pub secret_id: Option<SecretId>,
     /// `traceparent` that was sent, if the event has a trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
     /// Response headers, up to a size limit.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, alias = "h", skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,
     /// Beginning of the response body.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -61,6 +70,7 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
     /// SHA-256 of the request body, in hex.
+    #[serde(alias = "b", deserialize_with = "read_hash")]
     pub body_sha256: String,
     /// Verdict on the answer, and what was decided.
     pub decision: Decision,
@@ -68,7 +78,7 @@ pub struct Attempt {
 
 impl Attempt {
     /// Returns the same attempt without the response body.
-    pub fn unanswered(self) -> Self {
+    pub fn without_response(self) -> Self {
         Self { response_body: String::new(), ..self }
     }
 }
@@ -150,6 +160,32 @@ pub struct Budget {
     #[schema(value_type = String, format = DateTime)]
     pub give_up_at: Timestamp,
 }
+
+/// Reads a time, in RFC 3339 or in milliseconds since 1970.
+fn read_start<'de, D: Deserializer<'de>>(from: D) -> Result<Timestamp, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Start {
+        Millis(i64),
+        Text(Timestamp),
+    }
+    match Start::deserialize(from)? {
+        Start::Millis(millis) => Timestamp::from_millisecond(millis).map_err(D::Error::custom),
+        Start::Text(at) => Ok(at),
+    }
+}
+
+/// Reads a hash, in hex or in base64 without padding, and returns it in hex.
+fn read_hash<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.len() != HASH_BASE64_CHARS {
+        return Ok(text);
+    }
+    STANDARD_NO_PAD.decode(&text).map(hex::encode).map_err(D::Error::custom)
+}
+
+/// Length of a SHA-256 in base64 without padding.
+const HASH_BASE64_CHARS: usize = 43;
 
 fn is_default(source: &RuleSource) -> bool {
     *source == RuleSource::default()

@@ -15,8 +15,12 @@ use super::id::{EndpointId, TenantId};
 use super::limits::TenantUsage;
 use super::size::Size;
 use super::span::Span;
-use super::suggested_command::{command_anywhere, quoted};
+use super::suggested_command::{command_anywhere, quote};
 use super::tenant::Tenant;
+
+mod outbox;
+
+pub use outbox::{OutboxFacts, of_outbox};
 
 /// Time that an endpoint fails before it is reported, if its breaker is closed.
 const FAILING_FOR: Duration = Duration::from_secs(300);
@@ -26,9 +30,9 @@ const OPEN_FOR: Duration = Duration::from_secs(3_600);
 const BEHIND_FROM: Duration = Duration::from_secs(60);
 /// Time before its end at which a replaced secret is reported.
 const SECRET_ENDS_WITHIN: Duration = Duration::from_secs(6 * 3_600);
-/// Time before its end at which a client certificate is reported.
+/// Time before its end at which a certificate is reported.
 const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(14 * 86_400);
-/// Time before its end at which a client certificate is critical.
+/// Time before its end at which a certificate is critical.
 const CERTIFICATE_CRITICAL: Duration = Duration::from_secs(2 * 86_400);
 /// Time since the last death for which dead letters are reported. Those of two
 /// days are still there after a night, or a Sunday, on which nobody looked.
@@ -41,11 +45,6 @@ const GROWING_WITHIN: Duration = Duration::from_secs(3_600);
 const CLOCK_OFF_FROM: Duration = Duration::from_secs(1);
 /// Difference of clocks that is critical: receivers refuse old signatures.
 const CLOCK_OFF_CRITICAL: Duration = Duration::from_secs(60);
-
-/// Time that a row of an outbox waits from which its relay is behind.
-const OUTBOX_LAG_FROM: Duration = Duration::from_secs(60);
-/// Time that a row of an outbox waits from which that is critical.
-const OUTBOX_LAG_CRITICAL: Duration = Duration::from_secs(300);
 
 /// What kind of trouble it is.
 #[derive(
@@ -75,6 +74,8 @@ pub enum AttentionKind {
     Behind,
     /// This machine's clock is off.
     ClockOff,
+    /// The certificate of the API's address ends soon.
+    ServerCertificateEnds,
     /// The gateway paused an endpoint because it only failed.
     AutoPaused,
     /// A receiver asked never to be called again.
@@ -83,7 +84,8 @@ pub enum AttentionKind {
     BreakerOpen,
     /// A dead letter holds up a lane in which others wait.
     LaneBlocked,
-    /// Dead letters of an endpoint grow, or stand and nobody has dealt with them.
+    /// Dead letters of an endpoint grow, or stand and nobody has dealt with them; or a tenant
+    /// has old ones.
     DeadGrowing,
     /// A tenant has reached a limit, or nearly.
     OverQuota,
@@ -103,7 +105,12 @@ impl AttentionKind {
     /// Whether the trouble is the gateway's own.
     pub fn is_of_gateway(self) -> bool {
         match self {
-            Self::StoreFailing | Self::DiskLow | Self::NodeMissing | Self::Behind | Self::ClockOff => true,
+            Self::StoreFailing
+            | Self::DiskLow
+            | Self::NodeMissing
+            | Self::Behind
+            | Self::ClockOff
+            | Self::ServerCertificateEnds => true,
             Self::AutoPaused
             | Self::Disabled
             | Self::BreakerOpen
@@ -127,6 +134,7 @@ impl AttentionKind {
             | Self::NodeMissing
             | Self::Behind
             | Self::ClockOff
+            | Self::ServerCertificateEnds
             | Self::LaneBlocked
             | Self::DeadGrowing
             | Self::OverQuota
@@ -163,6 +171,8 @@ pub struct AttentionItem {
     pub since: Option<Timestamp>,
     /// The reason, for people.
     pub reason: String,
+    /// What a person noted about it, which stands in place of the reason for those who may read it.
+    pub note: Option<String>,
     /// Deliveries that wait there, if that is known.
     pub waiting: Option<u64>,
     /// Age of the oldest delivery that could go and did not.
@@ -212,6 +222,7 @@ impl AttentionItem {
             endpoint: None,
             since: None,
             reason,
+            note: None,
             waiting: None,
             oldest_due_age: None,
             next_at: None,
@@ -240,21 +251,17 @@ impl AttentionItem {
 pub fn of_endpoint(facts: &EndpointFacts<'_>, now: Timestamp) -> Vec<AttentionItem> {
     let mut items = Vec::new();
     items.extend(of_state(facts, now));
-    let wall_end = facts.certificate_ends_at.filter(|at| *at < after(now, CERTIFICATE_ENDS_WITHIN));
-    if let Some(at) = wall_end {
-        let severity = if at < after(now, CERTIFICATE_CRITICAL) { Severity::Critical } else { Severity::Warning };
-        let reason = if at > now {
-            format!("its client certificate ends in {}", rough(at, now))
-        } else {
-            format!("its client certificate ended at {at}")
-        };
+    let certificate = facts.certificate_ends_at.and_then(|at| certificate_end("its client certificate", at, now));
+    if let Some((severity, reason)) = certificate {
         let item = AttentionItem::of_endpoint(facts, AttentionKind::CertificateEnds, severity, reason);
-        items.push(AttentionItem { next_at: Some(at), ..item });
+        items.push(AttentionItem { next_at: facts.certificate_ends_at, ..item });
     }
     let ends = facts.endpoint.secrets.iter().filter_map(|secret| secret.expires_at).filter(|at| *at > now).min();
-    if let Some(at) = ends.filter(|at| *at < after(now, SECRET_ENDS_WITHIN)) {
-        let reason =
-            format!("a replaced secret signs for {} more; its receiver must know the new one by then", rough(at, now));
+    if let Some(at) = ends.filter(|at| *at < time_after(now, SECRET_ENDS_WITHIN)) {
+        let reason = format!(
+            "a replaced secret signs for {} more; its receiver must know the new one by then",
+            rough_time_between(at, now)
+        );
         let item = AttentionItem::of_endpoint(facts, AttentionKind::SecretEnds, Severity::Warning, reason);
         items.push(AttentionItem { next_at: Some(at), ..item });
     }
@@ -281,16 +288,21 @@ fn of_state(facts: &EndpointFacts<'_>, now: Timestamp) -> Option<AttentionItem> 
     match health.breaker(now) {
         BreakerState::Open | BreakerState::HalfOpen => {
             let since = health.failing_since.or(health.since);
-            let is_long = since.is_some_and(|since| after(since, OPEN_FOR) < now) && facts.waiting != Some(0);
+            let is_long = since.is_some_and(|since| time_after(since, OPEN_FOR) < now) && facts.waiting != Some(0);
             let severity = if is_long { Severity::Critical } else { Severity::Warning };
-            let reason = reason(&health.reason, "its breaker is open");
+            let (reason, note) = match &health.reason {
+                Some(_) if health.is_reason_of_person() => {
+                    ("a person opened its breaker".to_owned(), health.reason.clone())
+                }
+                known => (reason(known, "its breaker is open"), None),
+            };
             let item = AttentionItem::of_endpoint(facts, AttentionKind::BreakerOpen, severity, reason);
             let next_at = health.open_until().filter(|_| !health.is_forced());
-            Some(AttentionItem { since: health.since, next_at, ..item })
+            Some(AttentionItem { since: health.since, note, next_at, ..item })
         }
         BreakerState::Closed | BreakerState::Ramp => {
-            let since = health.failing_since.filter(|since| after(*since, FAILING_FOR) < now)?;
-            let reason = format!("it has given nothing but failures for {}", rough(now, since));
+            let since = health.failing_since.filter(|since| time_after(*since, FAILING_FOR) < now)?;
+            let reason = format!("it has given nothing but failures for {}", rough_time_between(now, since));
             let item = AttentionItem::of_endpoint(facts, AttentionKind::Failing, Severity::Warning, reason);
             Some(AttentionItem { since: Some(since), ..item })
         }
@@ -314,15 +326,15 @@ pub struct StandingDead {
 /// [`DEAD_REPORTED_FOR`] ago. The tally knows what is left and not what died, so the
 /// reason speaks only of what is left.
 pub fn of_dead(tenant: &TenantId, endpoint: EndpointId, dead: StandingDead, now: Timestamp) -> Option<AttentionItem> {
-    if dead.count == 0 || after(dead.newest_at, DEAD_REPORTED_FOR) < now {
+    if dead.count == 0 || time_after(dead.newest_at, DEAD_REPORTED_FOR) < now {
         return None;
     }
-    let is_growing = after(dead.newest_at, GROWING_WITHIN) >= now;
+    let is_growing = time_after(dead.newest_at, GROWING_WITHIN) >= now;
     let is_critical = is_growing && dead.count >= DEAD_CRITICAL;
     let severity = if is_critical { Severity::Critical } else { Severity::Warning };
     let (letters, are) = if dead.count == 1 { ("letter", "is") } else { ("letters", "are") };
     let day = jiff::tz::Offset::UTC.to_datetime(dead.oldest_at).date();
-    let last = rough(now, dead.newest_at);
+    let last = rough_time_between(now, dead.newest_at);
     let growing = if is_growing { "they grow: the last died" } else { "the last died" };
     let count = dead.count;
     let reason =
@@ -333,6 +345,22 @@ pub fn of_dead(tenant: &TenantId, endpoint: EndpointId, dead: StandingDead, now:
     let item = AttentionItem::of_gateway(AttentionKind::DeadGrowing, severity, reason, &command);
     let (tenant, endpoint) = (Some(tenant.clone()), Some(endpoint));
     Some(AttentionItem { tenant, endpoint, since: Some(dead.oldest_at), ..item })
+}
+
+/// Returns that a tenant has dead letters that are told of no endpoint any more, because
+/// the last death is [`DEAD_REPORTED_FOR`] ago. They stay until somebody deals with them, or
+/// retention forgets them.
+pub fn of_old_dead(tenant: &TenantId, count: u64, oldest_at: Timestamp) -> AttentionItem {
+    let (letters, are) = if count == 1 { ("letter", "is") } else { ("letters", "are") };
+    let day = jiff::tz::Offset::UTC.to_datetime(oldest_at).date();
+    let hours = DEAD_REPORTED_FOR.as_secs() / 3_600;
+    let reason = format!(
+        "{count} dead {letters} since {day} {are} neither replayed nor discarded, and over {hours} hours old; they stay \
+         until somebody does, or until their retention ends"
+    );
+    let command = command_anywhere(tenant.as_str(), "dead-letters groups", "");
+    let item = AttentionItem::of_gateway(AttentionKind::DeadGrowing, Severity::Warning, reason, &command);
+    AttentionItem { tenant: Some(tenant.clone()), since: Some(oldest_at), ..item }
 }
 
 /// Returns that a dead letter holds up a lane of an endpoint.
@@ -362,7 +390,7 @@ pub fn of_tenant(tenant: &Tenant, usage: &TenantUsage) -> Vec<AttentionItem> {
         let severity = if used >= most { Severity::Critical } else { Severity::Warning };
         let shown = |count: u64| if name == "stored_bytes" { Size(count).to_string() } else { count.to_string() };
         let reason = format!("it uses {} of at most {} (limits.{name})", shown(used), shown(most));
-        let command = format!("posthaste tenants get {}", quoted(tenant.id.as_str()));
+        let command = format!("posthaste tenants get {}", quote(tenant.id.as_str()));
         let item = AttentionItem::of_gateway(AttentionKind::OverQuota, severity, reason, &command);
         AttentionItem { tenant: Some(tenant.id.clone()), waiting: usage.waiting, ..item }
     };
@@ -388,7 +416,7 @@ pub fn of_gateway(facts: &GatewayFacts) -> Vec<AttentionItem> {
         items.push(item(NodeMissing, Severity::Critical, reason, "posthaste cluster"));
     }
     if facts.oldest_due_age > BEHIND_FROM {
-        let age = minutes(facts.oldest_due_age);
+        let age = span_words_by_minute(facts.oldest_due_age);
         let reason = format!("a delivery that could go has not gone for {age}; the gateway is slower than its work");
         let behind = item(Behind, Severity::Critical, reason, "posthaste cluster");
         let oldest_due_age = Some(facts.oldest_due_age);
@@ -396,40 +424,28 @@ pub fn of_gateway(facts: &GatewayFacts) -> Vec<AttentionItem> {
     }
     if facts.clock_off > CLOCK_OFF_FROM {
         let severity = if facts.clock_off > CLOCK_OFF_CRITICAL { Severity::Critical } else { Severity::Warning };
-        let reason = format!("this machine's clock is off by {}", whole(facts.clock_off));
+        let reason = format!("this machine's clock is off by {}", in_whole_units(facts.clock_off));
         items.push(item(ClockOff, severity, reason, "posthaste cluster"));
     }
     items
 }
 
-/// What is known of an outbox that this node relays, or would.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct OutboxFacts {
-    /// Database that the outbox is in, in words.
-    pub description: String,
-    /// How long the oldest row has waited that may be relayed.
-    pub oldest: Duration,
-    /// Rows that were refused and wait for a person.
-    pub refused: u64,
+/// Returns that the certificate of this node's API ends soon, if it does.
+pub fn of_server_certificate(ends_at: Timestamp, now: Timestamp) -> Option<AttentionItem> {
+    let (severity, reason) = certificate_end("the certificate of the API's address", ends_at, now)?;
+    let kind = AttentionKind::ServerCertificateEnds;
+    let item = AttentionItem::of_gateway(kind, severity, reason, "posthaste doctor");
+    Some(AttentionItem { next_at: Some(ends_at), ..item })
 }
 
-/// Returns what is not well about an outbox.
-pub fn of_outbox(facts: &OutboxFacts) -> Vec<AttentionItem> {
-    let (outbox, command) = (&facts.description, "posthaste outbox status");
-    let mut items = Vec::new();
-    if facts.oldest > OUTBOX_LAG_FROM {
-        let severity = if facts.oldest > OUTBOX_LAG_CRITICAL { Severity::Critical } else { Severity::Warning };
-        let reason = format!("a row of the outbox at {outbox} has not been handed in for {}", minutes(facts.oldest));
-        items.push(AttentionItem::of_gateway(AttentionKind::OutboxLag, severity, reason, command));
+/// Returns how bad it is that a certificate ends, and says it, if it ends soon.
+fn certificate_end(certificate: &str, at: Timestamp, now: Timestamp) -> Option<(Severity, String)> {
+    if at >= time_after(now, CERTIFICATE_ENDS_WITHIN) {
+        return None;
     }
-    if facts.refused > 0 {
-        let rows = if facts.refused == 1 { "1 row".to_owned() } else { format!("{} rows", facts.refused) };
-        let reason = format!(
-            "{rows} of the outbox at {outbox} cannot be accepted as written; others of the same key wait behind"
-        );
-        items.push(AttentionItem::of_gateway(AttentionKind::OutboxRefused, Severity::Warning, reason, command));
-    }
-    items
+    let severity = if at < time_after(now, CERTIFICATE_CRITICAL) { Severity::Critical } else { Severity::Warning };
+    let ends = if at > now { format!("ends in {}", rough_time_between(at, now)) } else { format!("ended at {at}") };
+    Some((severity, format!("{certificate} {ends}")))
 }
 
 /// Sorts what needs attention, the worst first: by severity, kind, how many wait,
@@ -441,24 +457,24 @@ pub fn worst_first(items: &mut [AttentionItem]) {
     });
 }
 
-fn after(at: Timestamp, span: Duration) -> Timestamp {
+fn time_after(at: Timestamp, span: Duration) -> Timestamp {
     at.checked_add(span).unwrap_or(Timestamp::MAX)
 }
 
 /// Returns the time between two moments, roughly.
-fn rough(later: Timestamp, earlier: Timestamp) -> String {
-    minutes(Duration::try_from(later.duration_since(earlier)).unwrap_or_default())
+fn rough_time_between(later: Timestamp, earlier: Timestamp) -> String {
+    span_words_by_minute(Duration::try_from(later.duration_since(earlier)).unwrap_or_default())
 }
 
 /// Writes a span that is still growing. It changes once a minute at most, so that
 /// pages with it stay the same between two looks.
-fn minutes(span: Duration) -> String {
-    if span.as_secs() < 60 { "less than a minute".to_owned() } else { whole(span).to_string() }
+fn span_words_by_minute(span: Duration) -> String {
+    if span.as_secs() < 60 { "less than a minute".to_owned() } else { in_whole_units(span).to_string() }
 }
 
 /// Returns a span in a unit that suits it: seconds, minutes from one on, hours from
 /// two, days from four.
-fn whole(span: Duration) -> Span {
+fn in_whole_units(span: Duration) -> Span {
     let seconds = span.as_secs();
     let unit = match seconds {
         345_600.. => 86_400,
@@ -489,6 +505,7 @@ mod tests {
             description: "shop at db".into(),
             oldest: Duration::from_secs(seconds),
             refused,
+            ..OutboxFacts::default()
         };
         let found = |facts: &OutboxFacts| -> Vec<_> {
             of_outbox(facts).into_iter().map(|item| (item.kind, item.severity)).collect()
@@ -503,6 +520,22 @@ mod tests {
         assert!(items.iter().all(|item| item.command == "posthaste outbox status"));
     }
 
+    #[test]
+    fn an_outbox_that_cannot_be_reached_is_told_though_no_row_is_known_to_wait() {
+        let facts = |seconds| OutboxFacts {
+            description: "shop at db".into(),
+            failing_for: Duration::from_secs(seconds),
+            failure: Some("the database cannot be reached".into()),
+            ..OutboxFacts::default()
+        };
+        assert_eq!(of_outbox(&facts(59)), [], "a restart of the database is no trouble");
+        let items = of_outbox(&facts(130));
+        assert_eq!((items[0].kind, items[0].severity), (AttentionKind::OutboxLag, Severity::Warning));
+        let expected = "the outbox at shop at db could not be relayed for 2m: the database cannot be reached";
+        assert_eq!(items[0].reason, expected);
+        assert_eq!(of_outbox(&facts(301))[0].severity, Severity::Critical);
+    }
+
     fn endpoint() -> Endpoint {
         let settings: EndpointSettings = serde_json::from_str(r#"{"url":"https://example.com/"}"#).unwrap();
         Endpoint {
@@ -513,7 +546,7 @@ mod tests {
             settings,
             ceiling: Default::default(),
             status: EndpointStatus::active(at(0)),
-            quiet_until: None,
+            backpressure_until: None,
             health: EndpointHealth::default(),
             mailed_at: None,
             secrets: Vec::new(),
@@ -530,7 +563,8 @@ mod tests {
     #[test]
     fn what_is_well_and_what_a_person_paused_needs_no_attention() {
         assert!(found(&endpoint(), 10).is_empty());
-        let paused = endpoint().status.moved(EndpointState::Paused, Some("a release".into()), Actor::Person, at(5));
+        let paused =
+            endpoint().status.with_state(EndpointState::Paused, Some("a release".into()), Actor::Person, at(5));
         assert!(found(&Endpoint { status: paused, ..endpoint() }, 10).is_empty());
     }
 
@@ -539,7 +573,7 @@ mod tests {
         for (state, kind) in
             [(EndpointState::Paused, AttentionKind::AutoPaused), (EndpointState::Disabled, AttentionKind::Disabled)]
         {
-            let status = endpoint().status.moved(state, Some("101 refusals".into()), Actor::Gateway, at(5));
+            let status = endpoint().status.with_state(state, Some("101 refusals".into()), Actor::Gateway, at(5));
             let items = found(&Endpoint { status, ..endpoint() }, 10);
             let id = endpoint().id;
             assert_eq!((items[0].kind, items[0].severity, items[0].since), (kind, Severity::Critical, Some(at(5))));
@@ -567,6 +601,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_person_noted_is_kept_apart_from_the_reason() {
+        let opened = EndpointHealth::default().forced_open(None, "unpaid invoice".into(), at(0));
+        let items = found(&Endpoint { health: opened, ..endpoint() }, 10);
+        assert_eq!(
+            (items[0].reason.as_str(), items[0].note.as_deref()),
+            ("a person opened its breaker", Some("unpaid invoice"))
+        );
+    }
+
+    #[test]
     fn certificates_and_secrets_are_told_before_they_end() {
         let plain = endpoint();
         let ending = |ends: i64, now: i64| {
@@ -578,6 +622,11 @@ mod tests {
         assert!(ending(15 * day, 0).is_empty());
         assert_eq!(ending(13 * day, 0)[0].severity, Severity::Warning);
         assert_eq!(ending(day, 0)[0].severity, Severity::Critical);
+        let own = of_server_certificate(at(13 * day), at(0)).unwrap();
+        assert_eq!((own.kind, own.severity), (AttentionKind::ServerCertificateEnds, Severity::Warning));
+        assert_eq!((own.endpoint, own.next_at, own.command.as_str()), (None, Some(at(13 * day)), "posthaste doctor"));
+        assert_eq!(of_server_certificate(at(day), at(0)).unwrap().severity, Severity::Critical);
+        assert_eq!(of_server_certificate(at(15 * day), at(0)), None);
         assert!(ending(0, day)[0].reason.contains("ended at"));
         let secret = |ends| Secret {
             id: SecretId::mint(at(0), 1),
@@ -623,6 +672,15 @@ mod tests {
         assert_eq!(morning.command, dry_run);
         assert!(told(1, 0, 47 * 3_600).unwrap().reason.starts_with("1 dead letter since 2023-11-14 is neither"));
         assert!(told(200_000, 0, 49 * 3_600).is_none());
+    }
+
+    #[test]
+    fn old_dead_letters_are_told_in_one_line_of_their_tenant() {
+        let item = of_old_dead(&"acme".parse().unwrap(), 12, at(0));
+        assert_eq!((item.severity, item.endpoint, item.since), (Severity::Warning, None, Some(at(0))));
+        let reason = "12 dead letters since 2023-11-14 are neither replayed nor discarded, and over 48 hours old;";
+        assert!(item.reason.starts_with(reason), "{}", item.reason);
+        assert_eq!(item.command, "posthaste dead-letters groups --tenant acme");
     }
 
     #[test]

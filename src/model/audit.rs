@@ -260,7 +260,7 @@ impl AuditedAction {
     }
 
     /// Returns the same action with the names of the changed fields.
-    pub fn changing(self, fields: Vec<String>) -> Self {
+    pub fn with_changed_fields(self, fields: Vec<String>) -> Self {
         Self { fields, ..self }
     }
 }
@@ -334,7 +334,7 @@ impl AuditEntry {
 }
 
 /// Returns the names of the fields in which two values differ.
-pub fn differing(before: &impl Serialize, after: &impl Serialize) -> Vec<String> {
+pub fn differing_fields(before: &impl Serialize, after: &impl Serialize) -> Vec<String> {
     let fields = |json: Result<Value, _>| match json {
         Ok(Value::Object(fields)) => fields,
         Ok(_) | Err(_) => serde_json::Map::new(),
@@ -356,8 +356,8 @@ mod tests {
     fn what_differs_is_told_by_name_and_never_by_value() {
         let before = json!({"url": "a", "headers": {"x": "hush"}, "rate": 1, "old": 0});
         let after = json!({"url": "b", "headers": {"x": "hush hush"}, "rate": 1, "new": 0});
-        assert_eq!(differing(&before, &after), ["headers", "new", "old", "url"]);
-        assert!(differing(&before, &before).is_empty());
+        assert_eq!(differing_fields(&before, &after), ["headers", "new", "old", "url"]);
+        assert!(differing_fields(&before, &before).is_empty());
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod tests {
             at: Timestamp::from_second(7).unwrap(),
         };
         let audited = AuditedAction::new(AuditAction::EndpointChanged, &"acme".parse().unwrap(), "ep_1")
-            .changing(vec!["url".into()]);
+            .with_changed_fields(vec!["url".into()]);
         let entry = AuditEntry::of(&caller, &audited, 9);
         let text = serde_json::to_string(&entry.record).unwrap();
         assert_eq!(serde_json::from_str::<AuditRecord>(&text).unwrap(), entry.record);

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::delivery::before;
+use super::delivery::time_before;
 use super::endpoint::{Endpoint, ParsedData};
 use super::event::Event;
 use super::filter::glob_matches;
@@ -60,20 +60,20 @@ impl JobSpec {
         if event.is_expunged() {
             // Nobody can say whether its data passed the endpoint's filter.
             let is_of_type = endpoint.settings.event_types.iter().any(|p| glob_matches(p, event.event_type.as_str()));
-            return if is_of_type && !candidate.is_got { leave(LeftOut::Expunged) } else { JobDecision::Pass };
+            return if is_of_type && !candidate.is_got { leave_out(LeftOut::Expunged) } else { JobDecision::Pass };
         }
         if !endpoint.matches(event, &mut ParsedData::new(&event.data)).matched {
             return JobDecision::Pass;
         }
-        let oldest = self.not_older_than.map(|span| before(times.now, span.0));
+        let oldest = self.not_older_than.map(|span| time_before(times.now, span.0));
         let is_too_old = oldest.is_some_and(|oldest| accepted_at < oldest)
             || accepted_at < times.kept_since
             || event.expires_at.is_some_and(|expires_at| expires_at <= times.wall);
         match candidate {
-            _ if candidate.is_got => leave(LeftOut::AlreadyGot),
-            _ if is_too_old => leave(LeftOut::TooOld),
-            _ if candidate.is_damaged => leave(LeftOut::Damaged),
-            _ if candidate.is_overtaken => leave(LeftOut::Overtaken),
+            _ if candidate.is_got => leave_out(LeftOut::AlreadyGot),
+            _ if is_too_old => leave_out(LeftOut::TooOld),
+            _ if candidate.is_damaged => leave_out(LeftOut::Damaged),
+            _ if candidate.is_overtaken => leave_out(LeftOut::Overtaken),
             _ => JobDecision::Take,
         }
     }
@@ -86,7 +86,7 @@ pub fn is_operational(event: &Event) -> bool {
     !event.tenant.is_system() && event.id.minted_ms().is_some() && is_known()
 }
 
-fn leave(why: LeftOut) -> JobDecision {
+fn leave_out(why: LeftOut) -> JobDecision {
     JobDecision::LeaveOut(why)
 }
 
@@ -118,7 +118,7 @@ mod tests {
             policy: settings.check().unwrap(),
             settings,
             status: EndpointStatus::active(at(1)),
-            quiet_until: None,
+            backpressure_until: None,
             health: EndpointHealth::default(),
             mailed_at: None,
             secrets: Vec::new(),
@@ -175,7 +175,10 @@ mod tests {
         all.settings.event_types = vec!["*".into()];
         let times = BackfillTimes { began_at: at(100), kept_since: at(20), now: at(120), wall: at(120) };
         assert_eq!(spec().decide_event(&spec().filter, &all, &told, &times), JobDecision::Pass, "no producer sent it");
-        assert_eq!(decided(&spec(), &BackfillCandidate { is_got: true, ..candidate() }), leave(LeftOut::AlreadyGot));
+        assert_eq!(
+            decided(&spec(), &BackfillCandidate { is_got: true, ..candidate() }),
+            leave_out(LeftOut::AlreadyGot)
+        );
     }
 
     #[test]
@@ -185,12 +188,12 @@ mod tests {
             change(&mut candidate);
             decided(&spec(), &candidate)
         };
-        assert_eq!(with(&|one| one.is_overtaken = true), leave(LeftOut::Overtaken));
-        assert_eq!(with(&|one| one.is_damaged = true), leave(LeftOut::Damaged));
-        assert_eq!(with(&|one| one.event.data = Default::default()), leave(LeftOut::Expunged));
-        assert_eq!(with(&|one| one.event.expires_at = Some(at(120))), leave(LeftOut::TooOld));
-        assert_eq!(with(&|one| one.event.accepted_at = at(19)), leave(LeftOut::TooOld), "it may have got it");
+        assert_eq!(with(&|one| one.is_overtaken = true), leave_out(LeftOut::Overtaken));
+        assert_eq!(with(&|one| one.is_damaged = true), leave_out(LeftOut::Damaged));
+        assert_eq!(with(&|one| one.event.data = Default::default()), leave_out(LeftOut::Expunged));
+        assert_eq!(with(&|one| one.event.expires_at = Some(at(120))), leave_out(LeftOut::TooOld));
+        assert_eq!(with(&|one| one.event.accepted_at = at(19)), leave_out(LeftOut::TooOld), "it may have got it");
         let young = JobSpec { not_older_than: Some(Span::secs(60)), ..spec() };
-        assert_eq!(decided(&young, &candidate()), leave(LeftOut::TooOld));
+        assert_eq!(decided(&young, &candidate()), leave_out(LeftOut::TooOld));
     }
 }

@@ -27,7 +27,7 @@ pub struct EndpointConditions<'a> {
     /// Whether the endpoint is active, paused or disabled.
     pub state: EndpointState,
     /// Time until which the receiver asked for no further requests.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// State of the endpoint's circuit breaker.
     pub health: &'a EndpointHealth,
     /// Room for one more request.
@@ -63,7 +63,7 @@ impl EndpointConditions<'_> {
         if delivery.due_at > now {
             return Some(WaitingFor::Due);
         }
-        if is_ahead(self.quiet_until) {
+        if is_ahead(self.backpressure_until) {
             return Some(WaitingFor::Backpressure);
         }
         // A half-open breaker lets one probe go after the other.
@@ -119,7 +119,7 @@ mod tests {
         let health = open(at(30));
         let mut endpoint = EndpointConditions {
             state: EndpointState::Disabled,
-            quiet_until: Some(at(20)),
+            backpressure_until: Some(at(20)),
             health: &health,
             capacity: Capacity::Rate(at(5)),
         };
@@ -135,7 +135,7 @@ mod tests {
         note(&endpoint, delivery);
         delivery.due_at = at(0);
         note(&endpoint, delivery);
-        endpoint.quiet_until = Some(at(0));
+        endpoint.backpressure_until = Some(at(0));
         note(&endpoint, delivery);
         let closed = EndpointHealth::default();
         endpoint.health = &closed;
@@ -155,7 +155,7 @@ mod tests {
         let health = EndpointHealth { phase: BreakerPhase::Open { until: Some(at(30)) }, ..EndpointHealth::default() };
         let quiet = EndpointConditions {
             state: EndpointState::Active,
-            quiet_until: Some(at(20)),
+            backpressure_until: Some(at(20)),
             health: &health,
             capacity: Capacity::Free,
         };
@@ -177,7 +177,7 @@ mod tests {
         let closed = EndpointHealth::default();
         let endpoint = EndpointConditions {
             state: EndpointState::Active,
-            quiet_until: None,
+            backpressure_until: None,
             health: &half_open,
             capacity: Capacity::Free,
         };

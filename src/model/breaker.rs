@@ -107,7 +107,7 @@ impl FailureWindow {
         if bucket_ms != self.bucket_ms {
             *self = Self { bucket_ms, ..Self::default() };
         }
-        let number = self.number(now);
+        let number = self.interval_number(now);
         let bucket = &mut self.buckets[number.rem_euclid(BUCKETS as i64) as usize];
         if bucket.number != number {
             *bucket = WindowBucket { number, ..WindowBucket::default() };
@@ -118,14 +118,14 @@ impl FailureWindow {
 
     /// Returns the failures and the requests within the window.
     pub fn count(&self, now: Timestamp) -> (u32, u32) {
-        let newest = self.number(now);
+        let newest = self.interval_number(now);
         let window = newest - BUCKETS as i64 + 1..=newest;
         let counted = self.buckets.iter().filter(|bucket| window.contains(&bucket.number));
         counted.fold((0, 0), |(failed, total), bucket| (failed + bucket.failed, total + bucket.total))
     }
 
     /// Returns the number of the bucket interval at this time.
-    fn number(&self, now: Timestamp) -> i64 {
+    fn interval_number(&self, now: Timestamp) -> i64 {
         now.as_millisecond().div_euclid(self.bucket_ms.max(1))
     }
 }

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 
 use super::delivery::BodyFormat;
 use super::event::Event;
+use super::named_enum::NamedEnum;
+use super::operational_event::OperationalEventType;
 
 /// Longest text of a data field, and of the data of an unknown event.
 const TEXT_CHARS_MAX: usize = 500;
@@ -38,86 +40,84 @@ pub fn message(format: BodyFormat, event: &Event) -> Value {
 /// Returns what an operational event reports, with its facts.
 fn sentence(event: &Event) -> String {
     let data: Value = serde_json::from_slice(&event.data).unwrap_or_default();
-    let said = endpoint_sentence(event.event_type.as_str(), &data)
-        .or_else(|| delivery_sentence(event.event_type.as_str(), &data))
-        .unwrap_or_else(|| {
-            let (event_type, data) = (&event.event_type, shortened(&plain(&data)));
+    let known = OperationalEventType::ALL.iter().find(|known| known.as_str() == event.event_type.as_str());
+    let said = match known {
+        Some(known) => known_sentence(*known, &data),
+        None => {
+            let (event_type, data) = (&event.event_type, shorten(&plain_text(&data)));
             format!("event {} ({event_type}) of tenant {}: {data}", event.id, event.tenant)
-        });
+        }
+    };
     format!("Posthaste: {said}")
 }
 
-/// Says what happened to an endpoint.
-fn endpoint_sentence(event_type: &str, data: &Value) -> Option<String> {
-    let endpoint = endpoint(data);
-    let because = match fact(data, "reason") {
+/// Says what happened, for an event of one of these types.
+fn known_sentence(event_type: OperationalEventType, data: &Value) -> String {
+    let (fact, endpoint) = (|name: &str| fact_text(data, name), endpoint_words(data));
+    let delivery = fact("delivery");
+    let because = match fact("reason") {
         reason if reason.is_empty() => String::new(),
         reason => format!(": {reason}"),
     };
-    Some(match event_type {
-        "endpoint.paused" => format!("{endpoint} is paused{because}. What is due waits."),
-        "endpoint.disabled" => format!("{endpoint} is disabled{because}. What is due waits."),
-        "endpoint.recovered" => format!("{endpoint} delivers again."),
-        "breaker.closed" => format!("the breaker of {endpoint} closed{because}."),
-        "breaker.opened" => match fact(data, "next_probe_at") {
-            probe if probe.is_empty() => format!("the breaker of {endpoint} opened{because}."),
-            probe => format!("the breaker of {endpoint} opened{because}. The next probe is at {probe}."),
-        },
-        _ => return None,
-    })
-}
-
-/// Says what happened to deliveries, lanes and jobs.
-fn delivery_sentence(event_type: &str, data: &Value) -> Option<String> {
-    let fact = |name: &str| fact(data, name);
-    let endpoint = endpoint(data);
-    let delivery = fact("delivery");
     let lane = match fact("key") {
         key if key.is_empty() => "the lane".to_owned(),
         key => format!("the lane {key:?}"),
     };
-    Some(match event_type {
-        "delivery.dead" => {
+    match event_type {
+        OperationalEventType::EndpointPaused => format!("{endpoint} is paused{because}. What is due waits."),
+        OperationalEventType::EndpointDisabled => format!("{endpoint} is disabled{because}. What is due waits."),
+        OperationalEventType::EndpointRecovered => format!("{endpoint} delivers again."),
+        OperationalEventType::BreakerClosed => format!("the breaker of {endpoint} closed{because}."),
+        OperationalEventType::BreakerOpened => match fact("next_probe_at") {
+            probe if probe.is_empty() => format!("the breaker of {endpoint} opened{because}."),
+            probe => format!("the breaker of {endpoint} opened{because}. The next probe is at {probe}."),
+        },
+        OperationalEventType::DeliveryDead => {
             let (event, event_type, cause) = (fact("event"), fact("event_type"), fact("cause"));
-            let attempts = counted(&fact("attempts"), "attempt");
+            let attempts = counted_words(&fact("attempts"), "attempt");
             format!(
                 "delivery {delivery} of event {event} ({event_type}) to {endpoint} is dead ({cause}) after {attempts}."
             )
         }
-        "delivery.forgotten" => {
+        OperationalEventType::DeliveryForgotten => {
             let (oldest_at, newest_at) = (fact("oldest_at"), fact("newest_at"));
-            let dead = counted(&fact("count"), "dead letter");
+            let dead = counted_words(&fact("count"), "dead letter");
             format!("{dead} of {endpoint} deleted after the retention; died between {oldest_at} and {newest_at}.")
         }
-        "job.finished" => {
+        OperationalEventType::JobFinished => {
             let (job, kind, tenant) = (fact("job"), fact("kind"), fact("tenant"));
             let (done, matched, delivered, dead) = (fact("done"), fact("matched"), fact("delivered"), fact("dead"));
+            let (ended, error) = match (fact("state").as_str(), fact("error")) {
+                ("failed", error) => ("has failed", format!(" The error: {error}.")),
+                _ => ("is finished", String::new()),
+            };
             format!(
-                "job {job} ({kind}) of tenant {tenant} is finished: {done} of {matched} deliveries done, {delivered} \
-                 delivered, {dead} dead."
+                "job {job} ({kind}) of tenant {tenant} {ended}: {done} of {matched} deliveries done, {delivered} \
+                 delivered, {dead} dead.{error}"
             )
         }
-        "lane.blocked" => format!("{lane} of {endpoint} waits behind dead letter {delivery}."),
-        "lane.unblocked" => format!("{lane} of {endpoint} no longer waits behind delivery {delivery}."),
-        _ => return None,
-    })
+        OperationalEventType::LaneBlocked => format!("{lane} of {endpoint} waits behind dead letter {delivery}."),
+        OperationalEventType::LaneUnblocked => {
+            format!("{lane} of {endpoint} no longer waits behind delivery {delivery}.")
+        }
+    }
 }
 
-fn endpoint(data: &Value) -> String {
-    let (id, tenant) = (fact(data, "endpoint"), fact(data, "tenant"));
-    match fact(data, "url") {
+fn endpoint_words(data: &Value) -> String {
+    let (id, tenant) = (fact_text(data, "endpoint"), fact_text(data, "tenant"));
+    match fact_text(data, "url") {
         url if url.is_empty() => format!("endpoint {id} of tenant {tenant}"),
         url => format!("endpoint {id} of tenant {tenant} ({url})"),
     }
 }
 
 /// A field of the data, as people write it.
-fn fact(data: &Value, name: &str) -> String {
-    shortened(&plain(&data[name]))
+fn fact_text(data: &Value, name: &str) -> String {
+    shorten(&plain_text(&data[name]))
 }
 
 /// A value as people write it: a text without quotes, nothing for null.
-fn plain(value: &Value) -> String {
+fn plain_text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -126,11 +126,11 @@ fn plain(value: &Value) -> String {
 }
 
 /// A number with the name of what is counted.
-fn counted(number: &str, name: &str) -> String {
+fn counted_words(number: &str, name: &str) -> String {
     if number == "1" { format!("1 {name}") } else { format!("{number} {name}s") }
 }
 
-fn shortened(text: &str) -> String {
+fn shorten(text: &str) -> String {
     match text.char_indices().nth(TEXT_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -171,6 +171,23 @@ mod tests {
         let teams = message(BodyFormat::Teams, &dead());
         let card = &teams["attachments"][0]["content"];
         assert!(card["body"][0]["text"].as_str().unwrap().ends_with(facts), "{teams}");
+    }
+
+    #[test]
+    fn a_job_that_has_failed_is_not_told_as_finished() {
+        let facts = json!({"job": "job_1", "kind": "replay", "tenant": "acme", "matched": 9, "done": 4, "delivered": 3,
+            "dead": 1, "state": "failed", "error": "at endpoint ep_1: a row is newer"});
+        assert_eq!(
+            sentence(&event("job.finished", facts.clone())),
+            "Posthaste: job job_1 (replay) of tenant acme has failed: 4 of 9 deliveries done, 3 delivered, 1 dead. \
+             The error: at endpoint ep_1: a row is newer."
+        );
+        for state in [json!("finished"), json!(null)] {
+            let mut finished = facts.clone();
+            (finished["state"], finished["error"]) = (state, json!(null));
+            let said = sentence(&event("job.finished", finished));
+            assert!(said.ends_with("is finished: 4 of 9 deliveries done, 3 delivered, 1 dead."), "{said}");
+        }
     }
 
     #[test]

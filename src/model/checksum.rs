@@ -42,7 +42,7 @@ impl Checksum {
     }
 
     /// Returns the sum as a signed number, as stores keep it.
-    pub fn end(self) -> i64 {
+    pub fn finish(self) -> i64 {
         (self.0 ^ (self.0 >> 32)).wrapping_mul(FACTOR).cast_signed()
     }
 }
@@ -54,26 +54,26 @@ mod tests {
     #[test]
     fn every_flipped_bit_changes_the_sum() {
         let data: Vec<u8> = (0..203).map(|n| (n * 7) as u8).collect();
-        let sum = Checksum::default().bytes(&data).end();
+        let sum = Checksum::default().bytes(&data).finish();
         for bit in 0..data.len() * 8 {
             let mut flipped = data.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_ne!(Checksum::default().bytes(&flipped).end(), sum, "bit {bit}");
+            assert_ne!(Checksum::default().bytes(&flipped).finish(), sum, "bit {bit}");
         }
     }
 
     #[test]
     fn parts_do_not_run_together() {
-        let sum = |one: &[u8], two: &[u8]| Checksum::default().bytes(one).bytes(two).end();
+        let sum = |one: &[u8], two: &[u8]| Checksum::default().bytes(one).bytes(two).finish();
         assert_ne!(sum(b"ab", b"c"), sum(b"a", b"bc"));
         assert_ne!(sum(b"", b"\0"), sum(b"\0", b""));
-        assert_ne!(Checksum::default().text(None).end(), Checksum::default().text(Some("")).end());
+        assert_ne!(Checksum::default().text(None).finish(), Checksum::default().text(Some("")).finish());
     }
 
     #[test]
     fn sums_are_the_same_in_every_version() {
         // Stores hold them: another sum would call everything damaged.
-        let sum = Checksum::default().text(Some("invoice.paid")).number(7).bytes(br#"{"a":1}"#).end();
+        let sum = Checksum::default().text(Some("invoice.paid")).number(7).bytes(br#"{"a":1}"#).finish();
         assert_eq!(sum, 6_290_747_906_268_296_476);
     }
 }

@@ -142,7 +142,7 @@ fn params(query: &str) -> Result<Vec<(String, String)>, String> {
     pairs
         .map(|pair| {
             let (name, value) = pair.split_once('=').ok_or("after the ? there are pairs like sslmode=verify-full")?;
-            let value = super::mail::decoded(value).ok_or("a value after the ? is not text")?;
+            let value = super::mail::percent_decode(value).ok_or("a value after the ? is not text")?;
             Ok((name.to_owned(), value))
         })
         .collect()

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
+use super::answer_choice::AnswerChoice;
 use super::delivery::DeadCause;
 use super::id::{EndpointId, TenantId};
 use super::named_enum::{NamedEnum, parser};
@@ -133,9 +134,10 @@ pub struct GroupFilter {
     #[arg(long, value_name = "ID")]
     #[param(value_type = Option<String>)]
     pub endpoint: Option<EndpointId>,
-    /// With this last answer: a status such as `503`, or the kind of a failure such as `timeout`.
+    /// With this last answer: a status such as `503`, a class such as `4xx`, or the kind of a failure such as `timeout`.
     #[arg(long)]
-    pub answer: Option<String>,
+    #[param(value_type = Option<String>)]
+    pub answer: Option<AnswerChoice>,
     /// Dead on the UTC day of this time, or later.
     #[arg(skip)]
     #[param(value_type = Option<String>, format = DateTime)]
@@ -151,6 +153,13 @@ impl GroupFilter {
     pub fn to_engine_time(self, offset: WallOffset) -> Self {
         let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
         Self { finished_since: engine(self.finished_since), finished_until: engine(self.finished_until), ..self }
+    }
+
+    /// Returns the last answer and the pattern of a class of statuses, for stores. What is
+    /// chosen has one or the other.
+    pub fn answer_and_class(&self) -> (Option<String>, Option<String>) {
+        let class = self.answer.and_then(AnswerChoice::class_pattern);
+        (self.answer.map(|answer| answer.to_string()), class)
     }
 
     /// Returns the first and the last day that count, in days since 1970.

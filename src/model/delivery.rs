@@ -71,6 +71,38 @@ impl DeadCause {
         }
     }
 
+    /// Whether its owner is mailed where many deliveries die of it in a short time.
+    pub fn is_mailed_in_bursts(self) -> bool {
+        match self {
+            Self::Refused => true,
+            Self::Exhausted | Self::Expired | Self::Gone | Self::Poisoned | Self::Damaged => false,
+        }
+    }
+
+    /// Returns why nobody may send it again, if that is so.
+    pub fn replay_refusal(self) -> Option<ReplayRefusal> {
+        match self {
+            Self::Exhausted | Self::Expired | Self::Refused | Self::Gone | Self::Poisoned => None,
+            Self::Damaged => Some(ReplayRefusal::Damaged),
+        }
+    }
+
+    /// Whether a limit of time ended it, with or without an attempt.
+    pub fn is_by_time(self) -> bool {
+        match self {
+            Self::Expired => true,
+            Self::Exhausted | Self::Refused | Self::Gone | Self::Poisoned | Self::Damaged => false,
+        }
+    }
+
+    /// Whether failures inside the gateway ended it.
+    pub fn is_by_internal_errors(self) -> bool {
+        match self {
+            Self::Poisoned => true,
+            Self::Exhausted | Self::Expired | Self::Refused | Self::Gone | Self::Damaged => false,
+        }
+    }
+
     /// Returns what the cause means, for people.
     pub fn meaning(self) -> &'static str {
         match self {
@@ -80,6 +112,24 @@ impl DeadCause {
             Self::Gone => "the receiver asked never to be called again",
             Self::Poisoned => "its processing failed inside the gateway",
             Self::Damaged => "what is stored of it is damaged, so it is never sent",
+        }
+    }
+}
+
+/// Why a dead letter cannot be replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplayRefusal {
+    /// The stored event no longer matches its checksum.
+    Damaged,
+}
+
+impl ReplayRefusal {
+    /// Returns the reason and the way out, for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Damaged => {
+                "what is stored of it is damaged; have its producer hand the event in again under another id"
+            }
         }
     }
 }
@@ -255,16 +305,16 @@ impl Progress {
     /// does not count against its age. A longer `max_age` counts at once, a
     /// shorter one from the next verdict on: no change of a setting ends waiting
     /// deliveries.
-    pub fn end(&self, limits: &DeliveryTimeLimits<'_>) -> Option<DeliveryDeadline> {
+    pub fn deadline(&self, limits: &DeliveryTimeLimits<'_>) -> Option<DeliveryDeadline> {
         let own = match (self.age_from, self.begun_at) {
             (Some(first), _) => {
                 let held_since = limits.held.saturating_sub(self.held_before);
                 let max_age =
                     self.max_age.map_or(limits.policy.max_age, |judged_by| judged_by.max(limits.policy.max_age));
-                Some(DeliveryDeadline { at: after(first, max_age.0 + held_since), by: DeadlineSource::Age })
+                Some(DeliveryDeadline { at: time_after(first, max_age.0 + held_since), by: DeadlineSource::Age })
             }
             (None, Some(begun)) => {
-                Some(DeliveryDeadline { at: after(begun, limits.hold_max.0), by: DeadlineSource::Hold })
+                Some(DeliveryDeadline { at: time_after(begun, limits.hold_max.0), by: DeadlineSource::Hold })
             }
             (None, None) => None,
         };
@@ -276,27 +326,27 @@ impl Progress {
     }
 
     /// Returns how many attempts of this budget are used.
-    pub fn used(&self) -> u32 {
+    pub fn used_attempts(&self) -> u32 {
         self.attempts - self.attempts_before
     }
 }
 
 /// Returns the time after a delay, rounded up to the millisecond so that nothing
 /// is due early.
-pub fn after(now: Timestamp, delay: Duration) -> Timestamp {
+pub fn time_after(now: Timestamp, delay: Duration) -> Timestamp {
     let millis = delay.as_nanos().div_ceil(1_000_000);
     let millis = i64::try_from(millis).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_add(millis)).unwrap_or(Timestamp::MAX)
 }
 
 /// Returns the time between two moments; nothing if the second is the earlier one.
-pub fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
+pub fn time_between(from: Timestamp, to: Timestamp) -> Duration {
     let millis = to.as_millisecond().saturating_sub(from.as_millisecond());
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
 /// Returns the time that is this much earlier.
-pub fn before(now: Timestamp, span: Duration) -> Timestamp {
+pub fn time_before(now: Timestamp, span: Duration) -> Timestamp {
     let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_sub(millis)).unwrap_or(Timestamp::MIN)
 }
@@ -377,9 +427,17 @@ impl Delivery {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::named_enum::NamedEnum;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn the_code_of_a_cause_never_changes_its_meaning() {
+        let causes: Vec<_> = DeadCause::ALL.iter().map(|cause| (*cause as u8, cause.as_str())).collect();
+        let stored = ["exhausted", "expired", "refused", "gone", "poisoned", "damaged"];
+        assert_eq!(causes, (0..).zip(stored).collect::<Vec<_>>());
     }
 
     #[test]
@@ -388,17 +446,17 @@ mod tests {
         let limits =
             DeliveryTimeLimits { policy: &policy, held: Duration::ZERO, hold_max: Span::secs(50), expires_at: None };
         let waiting = Progress { begun_at: Some(at(0)), ..Progress::default() };
-        assert_eq!(waiting.end(&limits), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
+        assert_eq!(waiting.deadline(&limits), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
         let tried = Progress { age_from: Some(at(40)), ..waiting };
-        assert_eq!(tried.end(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
+        assert_eq!(tried.deadline(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
         let expiring = |seconds| DeliveryTimeLimits { expires_at: Some(at(seconds)), ..limits };
-        assert_eq!(waiting.end(&expiring(60)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
-        assert_eq!(waiting.end(&expiring(50)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Expiry }));
-        assert_eq!(tried.end(&expiring(60)), Some(DeliveryDeadline { at: at(60), by: DeadlineSource::Expiry }));
-        assert_eq!(Progress::default().end(&limits), None);
+        assert_eq!(waiting.deadline(&expiring(60)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
+        assert_eq!(waiting.deadline(&expiring(50)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Expiry }));
+        assert_eq!(tried.deadline(&expiring(60)), Some(DeliveryDeadline { at: at(60), by: DeadlineSource::Expiry }));
+        assert_eq!(Progress::default().deadline(&limits), None);
         // A longer age counts at once, a shorter one from the next verdict on.
         let judged = |seconds| Progress { max_age: Some(Span::secs(seconds)), ..tried };
-        assert_eq!(judged(30).end(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
-        assert_eq!(judged(300).end(&limits), Some(DeliveryDeadline { at: at(340), by: DeadlineSource::Age }));
+        assert_eq!(judged(30).deadline(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
+        assert_eq!(judged(300).deadline(&limits), Some(DeliveryDeadline { at: at(340), by: DeadlineSource::Age }));
     }
 }

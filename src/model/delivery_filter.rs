@@ -19,7 +19,7 @@ use super::wall_offset::WallOffset;
 #[into_params(parameter_in = Query)]
 pub struct DeliveryFilter {
     /// In this state. Dead letters are all `dead`.
-    #[arg(skip)]
+    #[arg(long, value_parser = parser::<DeliveryState>())]
     pub state: Option<DeliveryState>,
     /// Dead for this cause, also where it was discarded since.
     #[arg(long, value_parser = parser::<DeadCause>())]
@@ -34,25 +34,29 @@ pub struct DeliveryFilter {
     /// With this key.
     #[arg(long)]
     pub key: Option<String>,
-    /// Created at this time or later, RFC 3339.
-    #[arg(skip)]
+    /// Created at this time or later.
+    #[arg(long, value_name = "TIME")]
     #[param(value_type = Option<String>, format = DateTime)]
     pub since: Option<Timestamp>,
     /// Created before this time.
-    #[arg(skip)]
+    #[arg(long, value_name = "TIME")]
     #[param(value_type = Option<String>, format = DateTime)]
     pub until: Option<Timestamp>,
     /// Delivered, dead or cancelled at this time or later. The list is then ordered by that time, the latest first.
-    #[arg(skip)]
+    #[arg(long, value_name = "TIME")]
     #[param(value_type = Option<String>, format = DateTime)]
     pub finished_since: Option<Timestamp>,
     /// Delivered, dead or cancelled before this time. The list is then ordered by that time, the latest first.
-    #[arg(skip)]
+    #[arg(long, value_name = "TIME")]
     #[param(value_type = Option<String>, format = DateTime)]
     pub finished_until: Option<Timestamp>,
 }
 
 impl DeliveryFilter {
+    /// Names of the fields, which queries, forms and options share.
+    pub const NAMES: [&str; 9] =
+        ["state", "cause", "endpoint", "event_type", "key", "since", "until", "finished_since", "finished_until"];
+
     /// Whether the list goes by time of finish, instead of creation.
     pub fn is_by_finish(&self) -> bool {
         self.finished_since.is_some() || self.finished_until.is_some()
@@ -68,5 +72,21 @@ impl DeliveryFilter {
             finished_until: engine(self.finished_until),
             ..self
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_forms_and_options_have_the_same_names() {
+        let in_json = serde_json::to_value(DeliveryFilter::default()).unwrap();
+        let mut names: Vec<&str> = in_json.as_object().unwrap().keys().map(String::as_str).collect();
+        let command = <DeliveryFilter as clap::Args>::augment_args(clap::Command::new("list"));
+        let options = command.get_arguments().map(|option| option.get_long().unwrap().replace('-', "_"));
+        assert_eq!(options.collect::<Vec<_>>(), DeliveryFilter::NAMES);
+        names.sort_by_key(|name| DeliveryFilter::NAMES.iter().position(|known| known == name));
+        assert_eq!(names, DeliveryFilter::NAMES);
     }
 }

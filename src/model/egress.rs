@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use url::Url;
 
-use super::mail::decoded;
+use super::mail::percent_decode;
 use super::parse_fault::url_fault;
 
 /// The network of IPv4-mapped IPv6 addresses. They are judged as IPv4.
@@ -116,7 +116,7 @@ impl FromStr for ProxyUrl {
         if host.is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
             return Err(format!("it must be a host, with a port and a login where they are needed; {EXAMPLE}"));
         }
-        let decode = |text: &str| decoded(text).filter(|part| part.len() <= 255);
+        let decode = |text: &str| percent_decode(text).filter(|part| part.len() <= 255);
         let login = match (url.username(), url.password()) {
             ("", None) => None,
             (user, password) => Some(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::delivery::elapsed;
+use super::delivery::time_between;
 use super::endpoint_event::{Actor, EndpointEvent};
 use super::event::EventKey;
 use super::health::{BreakerPhase, EndpointHealth};
@@ -49,7 +49,7 @@ pub struct Endpoint {
     /// Whether it is called, paused or disabled.
     pub status: EndpointStatus,
     /// Time until which its receiver asked not to be called, with `Retry-After`.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// State of its breaker, and its run of failures.
     pub health: EndpointHealth,
     /// Time of the last mail to its owner.
@@ -114,13 +114,26 @@ impl Endpoint {
         let wall = |at: Timestamp| offset.wall(at);
         Self {
             status: EndpointStatus { since: wall(self.status.since), ..self.status },
-            quiet_until: self.quiet_until.map(wall),
+            backpressure_until: self.backpressure_until.map(wall),
             health: self.health.to_wall_time(offset),
             mailed_at: self.mailed_at.map(wall),
             created_at: wall(self.created_at),
             updated_at: wall(self.updated_at),
             ..self
         }
+    }
+
+    /// Whether it may need attention, by what is stored of it: all that is stopped, fails
+    /// or has something that ends, and more.
+    pub fn is_notable(&self) -> bool {
+        let health = &self.health;
+        self.status.state != EndpointState::Active
+            || health.phase != BreakerPhase::Closed
+            || health.failing_since.is_some()
+            || health.failures > 0
+            || health.refusals > 0
+            || self.settings.tls.client_certificate.is_some()
+            || self.secrets.iter().any(|secret| secret.expires_at.is_some())
     }
 }
 
@@ -135,12 +148,12 @@ impl EndpointStatus {
         let before = Duration::from_millis(self.held_ms);
         match self.state {
             EndpointState::Active => before,
-            EndpointState::Paused | EndpointState::Disabled => before + elapsed(self.since, now),
+            EndpointState::Paused | EndpointState::Disabled => before + time_between(self.since, now),
         }
     }
 
     /// Returns the status after a change of state.
-    pub fn moved(&self, state: EndpointState, reason: Option<String>, by: Actor, now: Timestamp) -> Self {
+    pub fn with_state(&self, state: EndpointState, reason: Option<String>, by: Actor, now: Timestamp) -> Self {
         let held_ms = u64::try_from(self.held(now).as_millis()).unwrap_or(u64::MAX);
         Self { state, reason, by: Some(by), since: now, held_ms }
     }
@@ -150,12 +163,12 @@ impl Endpoint {
     /// Returns the same endpoint with what it has from its tenant: the ceiling, and
     /// the settings that it inherits. Stores apply this to whatever they read, and
     /// to all endpoints of a tenant that was changed.
-    pub fn under(mut self, ceiling: EndpointCeiling, defaults: &EndpointDefaults) -> Self {
+    pub fn with_tenant_rules(mut self, ceiling: EndpointCeiling, defaults: &EndpointDefaults) -> Self {
         self.settings.inherit(defaults);
-        Self { ceiling, policy: ceiling.policy(self.settings.retry.filled()), ..self }
+        Self { ceiling, policy: ceiling.policy(self.settings.retry.fill_defaults()), ..self }
     }
 
-    /// Whether [`Endpoint::under`] changes nothing.
+    /// Whether [`Endpoint::with_tenant_rules`] changes nothing.
     pub fn is_under(&self, ceiling: EndpointCeiling) -> bool {
         self.ceiling == ceiling && self.settings.inherits.is_empty()
     }

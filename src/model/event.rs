@@ -76,17 +76,33 @@ impl Event {
 
     /// Returns the checksum over everything that is sent to receivers.
     pub fn checksum(&self) -> i64 {
+        // Every field has its name here, so that the compiler asks of a new one whether
+        // receivers get it.
+        let Self {
+            id,
+            tenant,
+            event_type,
+            key,
+            timestamp,
+            schema_version,
+            expires_at: _,
+            endpoints: _,
+            link_base,
+            trace: _,
+            accepted_at,
+            data,
+        } = self;
         let sum = Checksum::default()
-            .text(Some(self.id.as_str()))
-            .text(Some(self.tenant.as_str()))
-            .text(Some(self.event_type.as_str()))
-            .text(self.key.as_ref().map(EventKey::as_str))
-            .text(self.timestamp.as_deref())
-            .number(self.accepted_at.as_millisecond().cast_unsigned())
-            .text(self.schema_version.as_deref())
-            .bytes(&self.data);
+            .text(Some(id.as_str()))
+            .text(Some(tenant.as_str()))
+            .text(Some(event_type.as_str()))
+            .text(key.as_ref().map(EventKey::as_str))
+            .text(timestamp.as_deref())
+            .number(accepted_at.as_millisecond().cast_unsigned())
+            .text(schema_version.as_deref())
+            .bytes(data);
         // Sums of events without one are as in older versions.
-        if self.link_base.is_some() { sum.text(self.link_base.as_deref()).end() } else { sum.end() }
+        if link_base.is_some() { sum.text(link_base.as_deref()).finish() } else { sum.finish() }
     }
 
     /// Whether it no longer matches its stored checksum. Rows of older versions

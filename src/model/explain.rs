@@ -15,14 +15,14 @@ use serde::Serialize;
 use super::answer::AttemptFailure;
 use super::attempt::Attempt;
 use super::delivery::{
-    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryOutlook, DeliveryState, WaitingFor, after,
+    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryOutlook, DeliveryState, WaitingFor, time_after,
 };
 use super::endpoint::Endpoint;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::named_enum::NamedEnum;
 use super::signing::Secret;
 use super::span::{Span, words};
-use super::url_versions::masked;
+use super::url_versions::mask_url;
 use super::verdict::Verdict;
 
 mod attempts;
@@ -88,8 +88,18 @@ pub struct ExplanationFacts<'a> {
     pub hold_max: Span,
     /// The present time.
     pub now: Timestamp,
-    /// Whether the operator asks; only the operator learns which address was refused.
+    /// What its reader may be told.
+    pub reader: ExplanationReader,
+}
+
+/// What the reader of an explanation may be told.
+#[derive(Debug, Clone, Copy)]
+pub struct ExplanationReader {
+    /// Whether they learn which address was refused, as the operator alone does.
     pub is_operator: bool,
+    /// Whether they read what people noted. A tenant's readers do not: the note may be the
+    /// operator's.
+    pub sees_notes: bool,
 }
 
 /// Explains why the delivery is in its present state.
@@ -114,7 +124,7 @@ pub fn explain(facts: &ExplanationFacts<'_>) -> Explanation {
         endpoint_id: *endpoint_id,
         summary: facts.summary(),
         sentences,
-        attempts: facts.attempts.iter().map(|attempt| facts.explained(attempt)).collect(),
+        attempts: facts.attempts.iter().map(|attempt| facts.explain_attempt(attempt)).collect(),
     }
 }
 
@@ -147,7 +157,7 @@ pub fn secret_change(secrets: &[Secret], created_at: Timestamp, attempt: &Attemp
     attempt.status.filter(|status| is_refusal && UNVERIFIED.contains(status))?;
     let at = attempt.started_at;
     // The first secret is made with the endpoint, a moment apart.
-    let first_at = after(created_at, Duration::from_secs(1));
+    let first_at = time_after(created_at, Duration::from_secs(1));
     let made = || secrets.iter().map(|secret| secret.created_at);
     let oldest = made().min()?;
     let rotated_at = made().filter(|made_at| *made_at > oldest.min(first_at) && *made_at <= at).max();
@@ -158,7 +168,8 @@ pub fn secret_change(secrets: &[Secret], created_at: Timestamp, attempt: &Attemp
     let is_one = attempt.signatures.iter().any(|profile| profile.carries_one());
     let rotated_at = rotated_at.filter(|_| is_one || !secrets.iter().filter(is_older).any(signs));
     let ended_at = secrets.iter().filter_map(|secret| secret.expires_at).filter(|ended_at| *ended_at <= at).max();
-    let changed_at = rotated_at.max(ended_at).filter(|changed_at| after(*changed_at, SECRET_CHANGE_AGE_MAX) > at)?;
+    let changed_at =
+        rotated_at.max(ended_at).filter(|changed_at| time_after(*changed_at, SECRET_CHANGE_AGE_MAX) > at)?;
     let seconds = u64::try_from(at.as_second() - changed_at.as_second()).unwrap_or(0);
     let before = if seconds == 0 { "a moment".to_owned() } else { words(Duration::from_secs(seconds)) };
     Some(if rotated_at == Some(changed_at) {
@@ -172,7 +183,7 @@ impl ExplanationFacts<'_> {
     fn origin(&self) -> String {
         let Delivery { event_id, event_type, endpoint_id, created_at, .. } = self.delivery;
         let to = match self.endpoint {
-            Some(endpoint) => format!("endpoint {endpoint_id} ({})", masked(&endpoint.settings.url)),
+            Some(endpoint) => format!("endpoint {endpoint_id} ({})", mask_url(&endpoint.settings.url)),
             None => format!("endpoint {endpoint_id}, which has been deleted"),
         };
         let lane = match (&self.delivery.key, self.delivery.seq) {
@@ -199,16 +210,15 @@ impl ExplanationFacts<'_> {
             1 => "once".to_owned(),
             count => format!("{count} times"),
         };
-        let consequence = match self.delivery.cause {
-            Some(DeadCause::Poisoned) => "so it is not tried any more",
-            _ => "which is not counted as an attempt",
-        };
+        let is_end = self.delivery.cause.is_some_and(DeadCause::is_by_internal_errors);
+        let consequence = if is_end { "so it is not tried any more" } else { "which is not counted as an attempt" };
         Some(format!("Its processing failed inside the gateway {times}, {consequence}; the last time: {error}."))
     }
 
     /// Says that a `Retry-After` answered to another delivery moves the next attempt.
     fn later_backpressure(&self) -> Option<String> {
-        let until = self.endpoint?.quiet_until.filter(|until| *until > self.now && *until > self.delivery.due_at)?;
+        let until =
+            self.endpoint?.backpressure_until.filter(|until| *until > self.now && *until > self.delivery.due_at)?;
         let is_due = self.outlook.waiting_for == Some(WaitingFor::Due) && !self.delivery.is_urgent;
         is_due.then(|| {
             format!("The receiver has since asked to be left alone until {until:.0} (Retry-After, answered to another delivery), so it starts then.")
@@ -219,7 +229,8 @@ impl ExplanationFacts<'_> {
     fn ended_without_attempt(&self) -> Option<String> {
         let delivery = self.delivery;
         let is_by_answer = self.last_of_budget().is_some_and(|last| last.decision.next_attempt_at.is_none());
-        if delivery.state != DeliveryState::Dead || delivery.cause != Some(DeadCause::Expired) || is_by_answer {
+        let is_by_time = delivery.cause.is_some_and(DeadCause::is_by_time);
+        if delivery.state != DeliveryState::Dead || !is_by_time || is_by_answer {
             return None;
         }
         let finished_at = delivery.finished_at?;
@@ -248,7 +259,7 @@ impl ExplanationFacts<'_> {
         }
         let endpoint = self.endpoint?;
         let policy = &endpoint.policy;
-        let left = policy.max_attempts.saturating_sub(self.delivery.progress.used());
+        let left = policy.max_attempts.saturating_sub(self.delivery.progress.used_attempts());
         let attempts = match left {
             1 => format!("1 of {} attempts is left", policy.max_attempts),
             left => format!("{left} of {} attempts are left", policy.max_attempts),
@@ -286,7 +297,7 @@ impl ExplanationFacts<'_> {
 }
 
 /// Returns the time between two moments, in words.
-fn between(from: Timestamp, to: Timestamp) -> String {
+fn words_between(from: Timestamp, to: Timestamp) -> String {
     let millis = to.as_millisecond().saturating_sub(from.as_millisecond());
     words(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
 }

@@ -42,6 +42,16 @@ impl FailingEndpoints {
         all
     }
 
+    /// Returns the endpoints, in no order.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointId> {
+        self.0.keys().copied()
+    }
+
+    /// Keeps some of the endpoints.
+    pub fn keep(&mut self, is_kept: impl Fn(EndpointId) -> bool) {
+        self.0.retain(|endpoint, _| is_kept(*endpoint));
+    }
+
     /// Keeps those that are stored.
     pub fn truncate(&mut self) {
         if self.0.len() > STORED_MAX {

@@ -10,10 +10,10 @@ pub enum DecodeError {
     /// A newer version of the gateway wrote them.
     #[error("the figures are of version {0}, and this gateway reads version {VERSION}; run the newer version")]
     UnknownVersion(u8),
-    /// They have a number that this version does not know.
+    /// The figures have a number that this version does not know.
     #[error("the figures have a number at place {0}, which this gateway does not know; run the newer version")]
     UnknownSlot(u32),
-    /// They end too early, or are no figures.
+    /// The figures end too early, or are no figures.
     #[error("the figures are damaged")]
     Damaged,
 }

@@ -48,17 +48,17 @@ impl FigureStep {
 }
 
 /// Returns the beginning of the span of this length that a moment is in.
-pub fn floor(at: Timestamp, span_ms: i64) -> Timestamp {
+pub fn span_beginning(at: Timestamp, span_ms: i64) -> Timestamp {
     let millis = at.as_millisecond();
-    moment(millis - millis.rem_euclid(span_ms))
+    timestamp_of(millis - millis.rem_euclid(span_ms))
 }
 
 /// Returns the moment this many milliseconds later.
-pub fn later(at: Timestamp, millis: i64) -> Timestamp {
-    moment(at.as_millisecond().saturating_add(millis))
+pub fn millis_later(at: Timestamp, millis: i64) -> Timestamp {
+    timestamp_of(at.as_millisecond().saturating_add(millis))
 }
 
-fn moment(millis: i64) -> Timestamp {
+fn timestamp_of(millis: i64) -> Timestamp {
     Timestamp::from_millisecond(millis).unwrap_or(if millis < 0 { Timestamp::MIN } else { Timestamp::MAX })
 }
 
@@ -76,7 +76,7 @@ impl FigureGap {
     /// before this time was written: the window that was being written, and the
     /// one that was open.
     pub fn of_crash(written_until: Timestamp, now: Timestamp) -> Self {
-        Self { from: written_until, to: later(written_until, 2 * WINDOW_MS).min(now.max(written_until)) }
+        Self { from: written_until, to: millis_later(written_until, 2 * WINDOW_MS).min(now.max(written_until)) }
     }
 }
 
@@ -87,8 +87,8 @@ mod tests {
     #[test]
     fn a_moment_is_in_the_window_that_begins_at_or_before_it() {
         let at = |millis| Timestamp::from_millisecond(millis).unwrap();
-        assert_eq!(floor(at(299_999), WINDOW_MS), at(0));
-        assert_eq!(floor(at(300_000), WINDOW_MS), at(300_000));
-        assert_eq!(floor(at(-1), WINDOW_MS), at(-300_000));
+        assert_eq!(span_beginning(at(299_999), WINDOW_MS), at(0));
+        assert_eq!(span_beginning(at(300_000), WINDOW_MS), at(300_000));
+        assert_eq!(span_beginning(at(-1), WINDOW_MS), at(-300_000));
     }
 }

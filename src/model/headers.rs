@@ -69,7 +69,7 @@ pub fn check(headers: &BTreeMap<String, HiddenText>) -> Vec<InvalidSetting> {
     }
     let mut seen = std::collections::HashSet::new();
     for (name, value) in headers {
-        let duplicate = (!seen.insert(folded(name)))
+        let duplicate = (!seen.insert(fold_name(name)))
             .then(|| format!("header {name} is given twice; headers differ by more than case, - and _"));
         let problem = check_name(name).or(duplicate).or_else(|| check_value(name, value.reveal()));
         problems.extend(problem.map(|message| InvalidSetting { pointer: child("/headers", name), message }));
@@ -89,13 +89,13 @@ fn check_name(name: &str) -> Option<String> {
 /// Whether an endpoint may not set this header. A header that was stored before
 /// its name was reserved stays stored, and is not sent.
 pub fn is_reserved(name: &str) -> bool {
-    let name = folded(name);
+    let name = fold_name(name);
     RESERVED.contains(&name.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns the name in lower case with `-` for `_`: many receivers do not tell
 /// them apart.
-fn folded(name: &str) -> String {
+fn fold_name(name: &str) -> String {
     name.to_ascii_lowercase().replace('_', "-")
 }
 

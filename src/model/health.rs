@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerSettings;
-use super::delivery::{after, elapsed};
+use super::delivery::{time_after, time_between};
 use super::rate::Rate;
 use super::wall_offset::WallOffset;
 pub use circuit_breaker::{AutoPauseLimits, BreakerInput, BreakerThresholds, CircuitBreaker};
@@ -54,6 +54,9 @@ pub struct EndpointHealth {
     pub ramp_until: Option<Timestamp>,
     /// Why the breaker is open, or was before it recovers.
     pub reason: Option<String>,
+    /// Whether the reason is what a person noted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_reason_noted: bool,
     /// How often it has opened since it was last fully closed.
     pub trips: u32,
     /// Failures in a row that the breaker counts.
@@ -158,7 +161,7 @@ impl EndpointHealth {
     }
 
     /// Returns how many requests may be open at once, at most the cap.
-    pub fn width(&self, cap: usize, now: Timestamp) -> usize {
+    pub fn open_requests_limit(&self, cap: usize, now: Timestamp) -> usize {
         match self.phase {
             BreakerPhase::Open { .. } => cap.min(1),
             BreakerPhase::Ramp { width } if !self.is_ramp_over(now) => cap.min(width as usize),
@@ -169,7 +172,7 @@ impl EndpointHealth {
     /// Returns how often the endpoint may be called, at most the rate; a ramp
     /// lowers the rate in proportion to its width.
     pub fn rate(&self, rate: Rate, cap: usize, now: Timestamp) -> Rate {
-        let width = self.width(cap, now);
+        let width = self.open_requests_limit(cap, now);
         match self.phase {
             BreakerPhase::Ramp { .. } if width < cap => {
                 let part = rate.per_second * width as f64 / cap as f64;
@@ -198,6 +201,12 @@ impl EndpointHealth {
             || matches!(self.phase, BreakerPhase::Open { .. }) && self.from.is_some_and(|from| self.since == Some(from))
     }
 
+    /// Whether the reason is the words of a person, which not everybody may read.
+    pub fn is_reason_of_person(&self) -> bool {
+        // Health that an older version has stored does not have the mark.
+        self.is_reason_noted || self.is_opened_by_person()
+    }
+
     fn is_ramp_over(&self, now: Timestamp) -> bool {
         if self.ramp_until.is_some_and(|until| until <= now) {
             return true;
@@ -216,7 +225,7 @@ impl EndpointHealth {
     pub fn time_excluded_from_age(&self, breaker: &BreakerSettings, now: Timestamp) -> Duration {
         let before = Duration::from_millis(self.unaged_ms);
         match (self.phase, self.since) {
-            (BreakerPhase::Open { .. }, Some(since)) if breaker.pauses_age => before + elapsed(since, now),
+            (BreakerPhase::Open { .. }, Some(since)) if breaker.pauses_age => before + time_between(since, now),
             _ => before,
         }
     }
@@ -244,12 +253,12 @@ impl EndpointHealth {
     /// Returns the health with a ramp of a few seconds, unless the breaker is open
     /// or recovers already: for an endpoint that this node begins to call and that
     /// has much due.
-    pub fn gained(&self, now: Timestamp) -> Self {
+    pub fn after_take_over(&self, now: Timestamp) -> Self {
         if self.phase != BreakerPhase::Closed {
             return self.clone();
         }
         let phase = BreakerPhase::Ramp { width: 1 };
-        let ramp_until = Some(after(now, GAINED_RAMP));
+        let ramp_until = Some(time_after(now, GAINED_RAMP));
         Self { phase, since: Some(now), stepped_at: Some(now), ramp_until, ..self.clone() }
     }
 
@@ -262,6 +271,7 @@ impl EndpointHealth {
             phase: BreakerPhase::Open { until },
             since: Some(now),
             reason: Some(reason),
+            is_reason_noted: true,
             ramp_until: None,
             ..self.clone()
         }

@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
+use super::event::EventType;
 use super::figures::{SloCounts, TIME_TO_DELIVER_MS, WindowFigures};
 use super::result_class::ResultClass;
 use super::slo_target::SloTarget;
+use super::type_figures::{TypeCounts, TypeFigures};
 
 /// What is measured of an endpoint, a tenant or the gateway.
 #[derive(Debug, Clone, Default)]
@@ -37,9 +39,9 @@ pub struct HealthMeasures {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum RowState {
-    /// It is healthy, or has no threshold.
+    /// The value is healthy, or has no threshold.
     Ok,
-    /// It is between healthy and alarming.
+    /// The value is between healthy and alarming.
     Watch,
     /// Somebody should look.
     Alert,
@@ -90,18 +92,18 @@ pub struct SloStatus {
     pub good: u64,
     /// Deliveries of the last hour that the goal speaks of: without those that were refused, cancelled or replayed.
     pub total: u64,
-    /// How many times faster than allowed deliveries missed the goal in the last five minutes; null where there was none.
+    /// Burn rate of the error budget over five minutes: 1 uses the budget up exactly; null without deliveries.
     pub burn_5m: Option<f64>,
-    /// The same of the last hour.
+    /// The burn rate over an hour.
     pub burn_1h: Option<f64>,
-    /// The same of the last six hours.
+    /// The burn rate over six hours.
     pub burn_6h: Option<f64>,
 }
 
 /// Returns the goal's status.
-pub fn slo(measures: &HealthMeasures, target: SloTarget) -> SloStatus {
+pub fn slo_status(measures: &HealthMeasures, target: SloTarget) -> SloStatus {
     let hour = measures.hour.slo;
-    let burn = |counts| burn(counts, target);
+    let burn = |counts| burn_rate(counts, target);
     SloStatus {
         target: target.ratio(),
         within: "10m",
@@ -113,10 +115,10 @@ pub fn slo(measures: &HealthMeasures, target: SloTarget) -> SloStatus {
     }
 }
 
-fn burn(counts: SloCounts, target: SloTarget) -> Option<f64> {
+fn burn_rate(counts: SloCounts, target: SloTarget) -> Option<f64> {
     let missed = counts.total.saturating_sub(counts.good);
     let ratio = ratio(missed, counts.total)?;
-    Some(round(ratio / target.allowance()))
+    Some(round_for_display(ratio / target.allowance()))
 }
 
 /// Returns the rows of the table, in the order in which they are shown.
@@ -141,15 +143,15 @@ pub fn rows(measures: &HealthMeasures) -> Vec<HealthRow> {
             Some((0.8, 0.6)),
             Some(hour.second.n),
         ),
-        row("in_retry_over_24h", count, measures.in_retry_over_24h.map(number), Some((10.0, 100.0)), None),
+        row("in_retry_over_24h", count, measures.in_retry_over_24h.map(as_float), Some((10.0, 100.0)), None),
         row("first_attempt_delay_p50", seconds, quantile(&hour.first_delay, 0.5), None, Some(started)),
         row("first_attempt_delay_p99", seconds, quantile(&hour.first_delay, 0.99), None, Some(started)),
         row("time_to_deliver_p50", seconds, quantile(&hour.time_to_deliver, 0.5), None, Some(timed)),
         row("time_to_deliver_p99", seconds, quantile(&hour.time_to_deliver, 0.99), None, Some(timed)),
-        row("backlog", count, measures.waiting.map(number), None, None),
+        row("backlog", count, measures.waiting.map(as_float), None, None),
         row("oldest_due", seconds, measures.oldest_due.map(|age| age.as_secs_f64()), Some((10.0, 60.0)), None),
-        row("dead_letters", count, measures.dead_letters.map(number), None, None),
-        row("dead_letter_growth", count, Some(number(dead)), Some((10.0, 100.0)), Some(finished)),
+        row("dead_letters", count, measures.dead_letters.map(as_float), None, None),
+        row("dead_letter_growth", count, Some(as_float(dead)), Some((10.0, 100.0)), Some(finished)),
         row("oldest_dead_letter", seconds, measures.oldest_dead_letter.map(|age| age.as_secs_f64()), None, None),
     ]
 }
@@ -181,6 +183,35 @@ pub fn top_failures(hour: &WindowFigures) -> Vec<FailureCount> {
     found
 }
 
+/// Most event types that are shown.
+const TYPES_SHOWN: usize = 10;
+
+/// What happened in an hour to the deliveries of one event type.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, utoipa::ToSchema)]
+pub struct TypeHealth {
+    /// The event type.
+    #[serde(rename = "type")]
+    #[schema(example = "invoice.paid")]
+    pub event_type: String,
+    /// Attempts that were made.
+    pub attempts: u64,
+    /// Deliveries that were delivered.
+    pub delivered: u64,
+    /// Deliveries that died.
+    pub dead: u64,
+    /// The part of its finished deliveries that was delivered; null where none was finished.
+    pub success_rate: Option<f64>,
+}
+
+/// Returns the types of an hour with the most attempts, the busiest first.
+pub fn top_types(types: &TypeFigures) -> Vec<TypeHealth> {
+    let shown = |(event_type, TypeCounts { attempts, delivered, dead }): (EventType, TypeCounts)| {
+        let success_rate = ratio(delivered, delivered + dead).map(round_for_display);
+        TypeHealth { event_type: event_type.to_string(), attempts, delivered, dead, success_rate }
+    };
+    types.busiest(TYPES_SHOWN).into_iter().map(shown).collect()
+}
+
 fn row(
     name: &'static str,
     unit: RowUnit,
@@ -191,9 +222,9 @@ fn row(
     let state = match (value, thresholds) {
         (None, _) => RowState::Unknown,
         (Some(_), None) => RowState::Ok,
-        (Some(value), Some((healthy, alert))) => state(value, healthy, alert),
+        (Some(value), Some((healthy, alert))) => row_state(value, healthy, alert),
     };
-    let value = value.map(round);
+    let value = value.map(round_for_display);
     HealthRow {
         name,
         value,
@@ -207,7 +238,7 @@ fn row(
 
 /// Returns how a value stands. More is better where the healthy one is above the
 /// alarming one.
-fn state(value: f64, healthy: f64, alert: f64) -> RowState {
+fn row_state(value: f64, healthy: f64, alert: f64) -> RowState {
     let is_better_high = healthy > alert;
     let (value, healthy, alert) = if is_better_high { (-value, -healthy, -alert) } else { (value, healthy, alert) };
     if value > alert {
@@ -220,7 +251,7 @@ fn state(value: f64, healthy: f64, alert: f64) -> RowState {
 }
 
 /// Returns the state of the worst row that is known.
-pub fn worst(rows: &[HealthRow]) -> RowState {
+pub fn worst_state(rows: &[HealthRow]) -> RowState {
     let known = rows.iter().map(|row| row.state).filter(|state| *state != RowState::Unknown);
     known.max().unwrap_or(RowState::Unknown)
 }
@@ -229,12 +260,12 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-fn number(count: u64) -> f64 {
+fn as_float(count: u64) -> f64 {
     count as f64
 }
 
 /// Returns a value with as many digits as anybody needs.
-fn round(value: f64) -> f64 {
+fn round_for_display(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
@@ -325,7 +356,7 @@ mod tests {
         let rows = rows(&HealthMeasures::default());
         let known: Vec<&str> = rows.iter().filter(|row| row.state != RowState::Unknown).map(|row| row.name).collect();
         assert_eq!(known, ["dead_letter_growth"], "that none died is known");
-        let slo = slo(&HealthMeasures::default(), SloTarget::default());
+        let slo = slo_status(&HealthMeasures::default(), SloTarget::default());
         assert_eq!((slo.burn_5m, slo.burn_1h, slo.burn_6h), (None, None, None));
     }
 
@@ -337,10 +368,10 @@ mod tests {
             slo_6h: SloCounts { good: 10, total: 10 },
             ..of(hour)
         };
-        let usual = slo(&measures, SloTarget::default());
+        let usual = slo_status(&measures, SloTarget::default());
         assert_eq!((usual.target, usual.good, usual.total, usual.burn_1h), (0.999, 999, 1_000, Some(1.0)));
         assert_eq!((usual.burn_5m, usual.burn_6h), (Some(1_000.0), Some(0.0)));
-        let modest = slo(&measures, "99%".parse().unwrap());
+        let modest = slo_status(&measures, "99%".parse().unwrap());
         assert_eq!((modest.target, modest.burn_1h, modest.burn_5m), (0.99, Some(0.1), Some(100.0)));
     }
 

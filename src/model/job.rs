@@ -1,88 +1,21 @@
 //! Jobs: the same change made to many deliveries, chosen by a filter.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::delivery::{DeadCause, Delivery, DeliveryState};
+use super::delivery::{DeadCause, Delivery, DeliveryState, ReplayRefusal};
 use super::id::{DeliveryId, EndpointId, JobId, TenantId};
 use super::span::Span;
 
 pub use super::job_filter::{IDS_MAX, JobFilter};
+pub use super::job_kind::JobKind;
 pub use super::purge::PurgeProgress;
 
 /// Most jobs of a tenant that are not over.
 pub const UNFINISHED_MAX: u32 = 100;
-
-/// What a job does to each delivery.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    strum::IntoStaticStr,
-    strum::VariantArray,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum JobKind {
-    /// Finished ones wait again, with a fresh budget.
-    Replay,
-    /// Waiting ones are due now.
-    Retry,
-    /// Dead letters are given up; their lanes move on.
-    Discard,
-    /// Waiting ones are cancelled.
-    Cancel,
-    /// Endpoints get past events that match them and that they never got.
-    Backfill,
-    /// Everything that is stored of a tenant is deleted.
-    Purge,
-}
-
-impl JobKind {
-    /// Returns the state of the deliveries that it takes, unless the filter says
-    /// otherwise.
-    pub fn state(self) -> DeliveryState {
-        match self {
-            Self::Replay | Self::Discard => DeliveryState::Dead,
-            Self::Retry | Self::Cancel | Self::Backfill | Self::Purge => DeliveryState::Waiting,
-        }
-    }
-
-    /// Whether it may take deliveries in this state.
-    pub fn takes(self, state: DeliveryState) -> bool {
-        match self {
-            Self::Replay => state != DeliveryState::Waiting,
-            Self::Discard => state == DeliveryState::Dead,
-            Self::Retry | Self::Cancel => state == DeliveryState::Waiting,
-            Self::Backfill | Self::Purge => false,
-        }
-    }
-
-    /// Whether it leaves out what its lane has moved past, unless that was asked for: only
-    /// a replay sends such a delivery after later ones.
-    pub fn respects_lanes(self) -> bool {
-        match self {
-            Self::Replay => true,
-            Self::Retry | Self::Discard | Self::Cancel | Self::Backfill | Self::Purge => false,
-        }
-    }
-
-    /// Whether receivers are called because of it, so that it goes at a pace and
-    /// follows each delivery to its end.
-    pub fn is_sending(self) -> bool {
-        match self {
-            Self::Replay | Self::Retry | Self::Backfill => true,
-            Self::Discard | Self::Cancel | Self::Purge => false,
-        }
-    }
-}
 
 /// Where a job stands.
 #[derive(
@@ -126,8 +59,9 @@ impl JobState {
     }
 }
 
-/// What a person may do to a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a person may do to a job; the names are those of the routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum JobChange {
     /// Stops the job until it is resumed.
     Pause,
@@ -148,15 +82,6 @@ impl JobChange {
             (Self::Resume, JobState::Paused | JobState::Queued) if has_room => Some(JobState::Running),
             (Self::Resume, JobState::Paused | JobState::Queued) => Some(JobState::Queued),
             (Self::Cancel, JobState::Running | JobState::Paused | JobState::Queued) => Some(JobState::Cancelled),
-        }
-    }
-
-    /// Returns the verb, as the route has it.
-    pub fn verb(self) -> &'static str {
-        match self {
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::Cancel => "cancel",
         }
     }
 }
@@ -203,20 +128,26 @@ impl JobSpec {
         let delivery = &candidate.delivery;
         // What finished since is not part of it: least of all what it replayed itself.
         let is_later = delivery.finished_at.is_some_and(|at| at >= began_at) || delivery.created_at >= began_at;
-        if delivery.state != self.state() || is_later || !filter.matches(delivery) {
+        if !filter.matches(delivery) {
             return JobDecision::Pass;
+        }
+        if delivery.state != self.state() || is_later {
+            // Whoever names a delivery is told that it stays.
+            let is_named = !filter.ids.is_empty();
+            return if is_named { JobDecision::LeaveOut(LeftOut::WrongState) } else { JobDecision::Pass };
         }
         let age = now.as_millisecond().saturating_sub(delivery.created_at.as_millisecond());
         if self.not_older_than.is_some_and(|most| age > i64::try_from(most.as_millis()).unwrap_or(i64::MAX)) {
             return JobDecision::LeaveOut(LeftOut::TooOld);
         }
         // It would not go, and would keep the job waiting for as long as its lane does.
-        if self.kind == JobKind::Retry && delivery.is_behind {
+        if self.kind.tries_now() && delivery.is_behind {
             return JobDecision::LeaveOut(LeftOut::WrongState);
         }
-        if self.kind == JobKind::Replay {
-            if delivery.cause == Some(DeadCause::Damaged) {
-                return JobDecision::LeaveOut(LeftOut::Damaged);
+        if self.kind.sends_again() {
+            match delivery.cause.and_then(DeadCause::replay_refusal) {
+                Some(ReplayRefusal::Damaged) => return JobDecision::LeaveOut(LeftOut::Damaged),
+                None => {}
             }
             if candidate.is_expunged {
                 return JobDecision::LeaveOut(LeftOut::Expunged);
@@ -281,7 +212,7 @@ pub enum LeftOut {
     TooOld,
     /// The endpoint has had a delivery of the event.
     AlreadyGot,
-    /// Its state changed meanwhile, or a request for it is open.
+    /// Its state changed meanwhile, or a request for it is open; or it was named by its id, and is in another state or not there.
     WrongState,
 }
 
@@ -295,27 +226,45 @@ impl LeftOut {
             Self::EndpointDeleted => "their endpoint was deleted",
             Self::TooOld => "they are older than asked for",
             Self::AlreadyGot => "the endpoint has had the event",
-            Self::WrongState => "their state changed meanwhile, or a request is open",
+            Self::WrongState => "they are in another state, a request is open, or no delivery has the id",
         }
     }
 }
 
 /// What a number of deliveries says about those that a job would take.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MatchBound {
-    /// It would take so many.
+    /// The job would take exactly this many.
     #[default]
     Exact,
-    /// It would take so many, and perhaps more.
+    /// The job would take this many, and perhaps more.
     AtLeast,
-    /// So many match, and some of them may stay.
+    /// This many match, and the job may leave some of them out.
     AtMost,
-    /// More may match, and some of them may stay.
+    /// More may match, and the job may leave some of them out.
     Estimate,
 }
 
 impl MatchBound {
+    /// Returns the words before the number, for people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Exact => "",
+            Self::AtLeast => "at least ",
+            Self::AtMost => "at most ",
+            Self::Estimate => "about ",
+        }
+    }
+
+    /// Whether there may be more than the number says.
+    pub fn is_open(self) -> bool {
+        match self {
+            Self::AtLeast | Self::Estimate => true,
+            Self::Exact | Self::AtMost => false,
+        }
+    }
+
     /// Returns what the sum of two numbers says.
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -349,9 +298,28 @@ pub struct JobCounts {
     /// Deliveries that were thought to match when the job began, if that was known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<u64>,
+    /// How fast deliveries ended that it has sent, when that was measured last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<MeasuredPace>,
     /// How far a purge has come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purge: Option<PurgeProgress>,
+}
+
+/// So many deliveries ended in this time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeasuredPace {
+    /// Number of deliveries, above 0.
+    pub ended: u64,
+    /// Time in milliseconds, while the job was running.
+    pub in_ms: u64,
+}
+
+impl MeasuredPace {
+    /// Returns how long so many more take at this pace.
+    pub fn takes(self, count: u64) -> Duration {
+        Duration::from_millis(self.in_ms).mul_f64(count as f64 / self.ended.max(1) as f64)
+    }
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -362,6 +330,14 @@ impl JobCounts {
     /// Counts one that is left out.
     pub fn leave_out(&mut self, why: LeftOut) {
         *self.left_out.entry(why).or_default() += 1;
+    }
+
+    /// Counts deliveries that the filter names and that are not there.
+    pub fn leave_out_unknown(&mut self, count: u64) {
+        if count > 0 {
+            self.matched += count;
+            *self.left_out.entry(LeftOut::WrongState).or_default() += count;
+        }
     }
 
     /// Adds the counts of another part.
@@ -429,7 +405,7 @@ pub struct Job {
     pub finished_at: Option<Timestamp>,
     /// Why it failed, if it did.
     pub error: Option<String>,
-    /// Its parts at endpoints.
+    /// Parts of the job, one per endpoint.
     pub parts: Vec<JobPart>,
 }
 
@@ -438,12 +414,20 @@ impl Job {
     pub fn counts(&self) -> JobCounts {
         let mut sum = JobCounts::default();
         self.parts.iter().for_each(|part| sum.add(&part.counts));
+        sum.leave_out_unknown(self.all_unknown());
         sum
     }
 
     /// Returns how many deliveries match at all its endpoints.
     pub fn matched(&self) -> u64 {
-        self.parts.iter().map(JobPart::matched).sum()
+        self.parts.iter().map(JobPart::matched).sum::<u64>() + self.all_unknown()
+    }
+
+    /// Returns how many deliveries the filter names, if none of them is there, so that no
+    /// part counts them.
+    fn all_unknown(&self) -> u64 {
+        let is_nowhere = self.parts.is_empty() && self.spec.filter.endpoints.is_empty();
+        if is_nowhere { self.spec.filter.ids.len() as u64 } else { 0 }
     }
 }
 
@@ -452,7 +436,7 @@ mod tests {
     use super::*;
     use crate::model::answer::{AttemptFailure, FailureKind};
     use crate::model::dead_letter_group::DeadLetterGroup;
-    use crate::model::delivery::{BodyFormat, Progress};
+    use crate::model::delivery::{BodyFormat, DeadCause, Progress};
     use crate::model::id::EventId;
     use crate::model::job_filter::GroupTaken;
     use crate::model::wall_offset::WallOffset;

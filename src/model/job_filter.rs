@@ -3,10 +3,12 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::answer_choice::AnswerChoice;
 use super::dead_letter_group::DeadLetterGroup;
 use super::delivery::{DeadCause, Delivery, DeliveryState};
-use super::filter::glob_matches;
+use super::filter::{check_glob, glob_matches};
 use super::id::{DeliveryId, EndpointId};
+use super::invalid_setting::InvalidSetting;
 use super::named_enum::NamedEnum;
 use super::wall_offset::WallOffset;
 
@@ -79,6 +81,25 @@ impl JobFilter {
     /// Whether it chooses nothing but the state.
     pub fn is_empty(&self) -> bool {
         *self == Self { all: self.all, state: self.state, ..Self::default() }
+    }
+
+    /// Returns the same filter without the ids, keys and names that are somebody's.
+    pub fn without_names(self) -> Self {
+        Self { endpoints: Vec::new(), event_types: Vec::new(), key: None, ids: Vec::new(), ..self }
+    }
+
+    /// Returns what could never match, each with its place in the filter.
+    pub fn faults(&self) -> Vec<InvalidSetting> {
+        let fault = |pointer: String, message: String| InvalidSetting { pointer, message };
+        let types = self.event_types.iter().enumerate().filter_map(|(n, pattern)| {
+            let problem = check_glob(pattern).err()?;
+            Some(fault(format!("/event_types/{n}"), problem.to_string()))
+        });
+        let answers = self.answers.iter().enumerate().filter_map(|(n, answer)| {
+            let problem = answer.parse::<AnswerChoice>().err()?;
+            Some(fault(format!("/answers/{n}"), problem.to_string()))
+        });
+        types.chain(answers).collect()
     }
 
     /// Returns the same filter with its times converted to engine time, and its ids in
@@ -155,7 +176,8 @@ fn is_answer(answer: &str, delivery: &Delivery) -> bool {
     }
 }
 
-fn is_status(answer: &str, status: u16) -> bool {
+/// Whether a status is this one, or in this class such as `4xx`.
+pub fn is_status(answer: &str, status: u16) -> bool {
     let class = answer.strip_suffix("xx").and_then(|class| class.parse::<u16>().ok());
     class.map_or_else(|| answer == status.to_string(), |class| status / 100 == class)
 }

@@ -36,7 +36,7 @@ pub struct TenantLimits {
     /// How many of its jobs run at once. More are queued, up to 100 that are not over; one more is 422 `limit_exceeded`.
     #[schema(maximum = 1_000)]
     pub jobs_running: u32,
-    /// How many calls its tokens may make, events aside. More is 429 `rate_limited`. The admin token has no such rate.
+    /// How many calls its tokens may make, events aside; a page of the portal is one, for all who look at it within a second. More is 429 `rate_limited`. The admin token has no such rate.
     pub management: Rate,
     /// How many bytes its events may take up: their data, and 512 bytes for each event and each delivery; `null` for no limit of its own. More is 507 `quota_full`.
     #[schema(value_type = Option<String>, example = "10GiB")]

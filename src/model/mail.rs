@@ -72,7 +72,7 @@ impl FromStr for MailServer {
         };
         let user = match url.username() {
             "" => None,
-            user => Some(decoded(user).ok_or("its user is not text; write special characters like %40")?),
+            user => Some(percent_decode(user).ok_or("its user is not text; write special characters like %40")?),
         };
         Ok(Self { host, port: url.port().unwrap_or(usual_port), user, encryption, written: text.to_owned() })
     }
@@ -111,7 +111,7 @@ fn is_loopback(host: &str) -> bool {
 
 /// Returns the text with its percent-encoding decoded, unless the result is not
 /// printable text.
-pub(super) fn decoded(text: &str) -> Option<String> {
+pub(super) fn percent_decode(text: &str) -> Option<String> {
     let bytes = percent_encoding::percent_decode_str(text).collect();
     String::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control))
 }

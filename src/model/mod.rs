@@ -23,6 +23,7 @@ pub mod named_enum;
 pub mod tenant;
 
 pub mod answer;
+pub mod answer_choice;
 pub mod attempt;
 pub mod blocker;
 pub mod breaker;
@@ -40,6 +41,7 @@ pub mod health;
 pub mod health_table;
 pub mod job;
 pub mod job_filter;
+pub mod job_kind;
 pub mod logged_attempts;
 pub mod next_state;
 pub mod operational_event;

@@ -9,7 +9,9 @@ use jiff::Timestamp;
 
 use super::answer::Answer;
 use super::attempt::{Budget, Decision};
-use super::delivery::{DeadCause, DeadlineSource, DeliveryDeadline, DeliveryTimeLimits, Progress, after};
+use super::delivery::{
+    DeadCause, DeadlineSource, DeliveryDeadline, DeliveryState, DeliveryTimeLimits, Progress, time_after,
+};
 use super::policy::RetryPolicy;
 use super::retry_after::requested_delay;
 use super::span::words;
@@ -33,9 +35,29 @@ pub enum NextState {
     ExpiredByProducer,
 }
 
+impl NextState {
+    /// Returns the state as it is stored.
+    pub fn state(self) -> DeliveryState {
+        match self {
+            Self::Delivered => DeliveryState::Delivered,
+            Self::Waiting { .. } => DeliveryState::Waiting,
+            Self::Dead(_) | Self::ExpiredByProducer => DeliveryState::Dead,
+        }
+    }
+
+    /// Returns the cause of the death, if the delivery is dead.
+    pub fn cause(self) -> Option<DeadCause> {
+        match self {
+            Self::Delivered | Self::Waiting { .. } => None,
+            Self::Dead(cause) => Some(cause),
+            Self::ExpiredByProducer => Some(DeadCause::Expired),
+        }
+    }
+}
+
 impl DeliveryDeadline {
     /// Returns the state that a delivery gets when this deadline passes.
-    pub fn next(self) -> NextState {
+    pub fn next_state(self) -> NextState {
         match self.by {
             DeadlineSource::Age | DeadlineSource::Hold => NextState::Dead(DeadCause::Expired),
             DeadlineSource::Expiry => NextState::ExpiredByProducer,
@@ -64,7 +86,7 @@ pub struct AttemptConsequence {
     /// Record of everything that was considered.
     pub decision: Decision,
     /// Time until which the receiver asked not to be called.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
 }
 
 /// Decides the next state of a delivery after an attempt, and updates its progress.
@@ -89,28 +111,28 @@ pub fn next_state(
     if judgement.verdict == Verdict::Delivered && judgement.disables.is_some() {
         decision.caps.push("the receiver also said webhook-delivery: disable, so its endpoint is disabled".into());
     }
-    let ended = |next: NextState, decision: Decision| AttemptConsequence { next, decision, quiet_until: None };
+    let ended = |next: NextState, decision: Decision| AttemptConsequence { next, decision, backpressure_until: None };
     match judgement.verdict {
         Verdict::Delivered => ended(NextState::Delivered, decision),
         Verdict::Refused => ended(NextState::Dead(DeadCause::Refused), decision),
         Verdict::Gone => ended(NextState::Dead(DeadCause::Gone), decision),
         Verdict::Retry => {
             let requested = requested_wait(&mut decision, limits.policy, times.wall);
-            let quiet_until = requested.filter(|wait| !wait.is_zero()).map(|wait| after(times.now, wait));
+            let backpressure_until = requested.filter(|wait| !wait.is_zero()).map(|wait| time_after(times.now, wait));
             let next = match used_up_budget(progress, limits.policy, judgement, &mut decision) {
                 Some(cause) => NextState::Dead(cause),
                 None => reschedule(progress, limits, answer, requested, times, &mut decision),
             };
-            if let (NextState::Dead(_) | NextState::ExpiredByProducer, Some(until)) = (next, quiet_until) {
+            if let (NextState::Dead(_) | NextState::ExpiredByProducer, Some(until)) = (next, backpressure_until) {
                 decision.caps.push(format!("Retry-After holds back the endpoint's other deliveries until {until:.0}"));
             }
             decision.policy = Some(limits.policy.to_string());
-            decision.budget = progress.end(limits).map(|end| Budget {
-                used: progress.used(),
+            decision.budget = progress.deadline(limits).map(|end| Budget {
+                used: progress.used_attempts(),
                 max_attempts: limits.policy.max_attempts,
                 give_up_at: end.at,
             });
-            AttemptConsequence { next, decision, quiet_until }
+            AttemptConsequence { next, decision, backpressure_until }
         }
     }
 }
@@ -154,8 +176,8 @@ fn used_up_budget(
             });
         }
     }
-    if progress.used() >= policy.max_attempts {
-        decision.caps.push(format!("this was attempt {} of at most {}", progress.used(), policy.max_attempts));
+    if progress.used_attempts() >= policy.max_attempts {
+        decision.caps.push(format!("this was attempt {} of at most {}", progress.used_attempts(), policy.max_attempts));
         return Some(DeadCause::Exhausted);
     }
     None
@@ -170,7 +192,7 @@ fn reschedule(
     times: AttemptTimes,
     decision: &mut Decision,
 ) -> NextState {
-    let window = limits.policy.window(progress.used(), progress.last_delay);
+    let window = limits.policy.window(progress.used_attempts(), progress.last_delay);
     let drawn = window.at(times.draw);
     progress.last_delay = Some(drawn);
     decision.window_ms = Some([as_millis(window.lo), as_millis(window.hi)]);
@@ -195,11 +217,11 @@ fn reschedule(
         }
         None => drawn,
     };
-    let due_at = after(times.now, delay);
-    match progress.end(limits) {
+    let due_at = time_after(times.now, delay);
+    match progress.deadline(limits) {
         Some(end) if due_at > end.at => {
             decision.caps.push(too_late(due_at, end, limits.policy));
-            end.next()
+            end.next_state()
         }
         _ => {
             decision.next_attempt_at = Some(due_at);
@@ -358,7 +380,7 @@ mod tests {
         ] {
             let step = step_within(&mut Progress::default(), &limits(&policy), &status(429, header), at(0));
             assert_eq!(step.next, NextState::Waiting { due_at: at(waits) }, "{header:?}");
-            assert_eq!(step.quiet_until, quiet.map(at), "{header:?}");
+            assert_eq!(step.backpressure_until, quiet.map(at), "{header:?}");
         }
         let date = httpdate::fmt_http_date(std::time::SystemTime::from(at(300)));
         let (next, decision) = step(&mut Progress::default(), &policy, &status(503, Some(&date)), at(0));
@@ -380,7 +402,7 @@ mod tests {
         );
         let deaf = RetryPolicy { retry_after_max: Span::secs(0), ..plain(100) };
         let step = step_within(&mut Progress::default(), &limits(&deaf), &status(429, Some("600")), at(0));
-        assert_eq!((step.next, step.quiet_until), (NextState::Waiting { due_at: at(20) }, None));
+        assert_eq!((step.next, step.backpressure_until), (NextState::Waiting { due_at: at(20) }, None));
     }
 
     #[test]
@@ -388,7 +410,7 @@ mod tests {
         let policy = RetryPolicy { max_age: Span::secs(3_600), ..plain(100) };
         let step = step_within(&mut Progress::default(), &limits(&policy), &status(503, Some("3601")), at(0));
         assert_eq!(step.next, NextState::Dead(DeadCause::Expired));
-        assert_eq!(step.quiet_until, Some(at(3_601)), "the endpoint is left alone all the same");
+        assert_eq!(step.backpressure_until, Some(at(3_601)), "the endpoint is left alone all the same");
         let (next, _) = self::step(&mut Progress::default(), &policy, &status(503, Some("3600")), at(0));
         assert_eq!(next, NextState::Waiting { due_at: at(3_600) });
     }
@@ -398,7 +420,7 @@ mod tests {
         let policy = plain(100);
         for code in [200, 400, 410] {
             let step = step_within(&mut Progress::default(), &limits(&policy), &status(code, Some("60")), at(0));
-            assert_eq!(step.quiet_until, None, "{code}");
+            assert_eq!(step.backpressure_until, None, "{code}");
         }
     }
 
@@ -433,7 +455,7 @@ mod tests {
         let now = Timestamp::from_second(wall.as_second() - 7_200).unwrap();
         let moment = AttemptTimes { started_at: now, now, wall, draw: 0.0 };
         let step = next_state(&mut Progress::default(), &limits(&policy), &answer, &judgement, moment);
-        assert_eq!(step.quiet_until, Some(after(now, Duration::from_secs(60))));
+        assert_eq!(step.backpressure_until, Some(time_after(now, Duration::from_secs(60))));
     }
 
     proptest! {

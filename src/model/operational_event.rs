@@ -16,7 +16,7 @@ use super::event::{Event, EventType};
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::job::{Job, JobCounts};
 use super::named_enum::NamedEnum;
-use super::url_versions::masked;
+use super::url_versions::mask_url;
 
 /// Version of the fields in the data of operational events, sent as their
 /// `schema_version`. A field that is added leaves it as it is; one that is removed,
@@ -47,7 +47,7 @@ pub enum OperationalEventType {
     /// Dead letters of an endpoint were deleted after their retention.
     #[strum(serialize = "delivery.forgotten")]
     DeliveryForgotten,
-    /// A job has done all.
+    /// A job has done all, or has failed.
     #[strum(serialize = "job.finished")]
     JobFinished,
     /// A lane waits behind a dead letter.
@@ -119,7 +119,7 @@ impl OperationalEvent {
         let mut data = Map::new();
         data.insert("tenant".into(), json!(endpoint.tenant));
         data.insert("endpoint".into(), json!(endpoint.id));
-        data.insert("url".into(), json!(masked(&endpoint.settings.url)));
+        data.insert("url".into(), json!(mask_url(&endpoint.settings.url)));
         data.insert("description".into(), json!(endpoint.settings.description));
         data.insert("at".into(), json!(at));
         data.insert("reason".into(), json!(endpoint_event.reason()));
@@ -169,12 +169,14 @@ impl OperationalEvent {
         }
     }
 
-    /// Returns the operational event for a job that is finished.
+    /// Returns the operational event for a job that is finished, or has failed.
     pub fn of_finished_job(job: &Job, counts: &JobCounts, at: Timestamp) -> Self {
         let mut data = Map::new();
         data.insert("tenant".into(), json!(job.tenant));
         data.insert("job".into(), json!(job.id));
         data.insert("kind".into(), json!(job.spec.kind));
+        data.insert("state".into(), json!(job.state));
+        data.insert("error".into(), json!(job.error));
         data.insert("matched".into(), json!(counts.matched));
         data.insert("done".into(), json!(counts.done));
         data.insert("delivered".into(), json!(counts.delivered));

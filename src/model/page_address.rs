@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use http::HeaderMap;
+use http::header::HOST;
 use url::{Host, Url};
 
 /// Longest address, in bytes.
@@ -73,6 +75,59 @@ impl fmt::Display for FrameOrigin {
     }
 }
 
+/// The address of the portal on a host of its own, such as `https://webhooks.example.com`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortalUrl(FrameOrigin);
+
+impl PortalUrl {
+    /// Returns the address, without a slash at its end.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// Whether a request is for the portal's host: by its headers, or by the host of a whole
+    /// address before them. The port does not count, since proxies choose by the name alone,
+    /// and pass on whatever port was given.
+    pub fn is_asked(&self, headers: &HeaderMap, address_host: Option<&str>) -> bool {
+        let named = headers.get_all(HOST).iter().filter_map(|host| host.to_str().ok());
+        named.chain(address_host).any(|host| self.has_name(host))
+    }
+
+    /// Whether this host, perhaps with a port, has the name of the portal's.
+    pub fn has_name(&self, given: &str) -> bool {
+        let own = self.as_str().split_once("://").map_or("", |(_, host)| host);
+        name_of(given) == name_of(own)
+    }
+
+    /// Whether this is the portal's host and port.
+    pub fn is_host(&self, given: &str) -> bool {
+        let (scheme, own) = self.as_str().split_once("://").unwrap_or_default();
+        let usual = if scheme == "https" { ":443" } else { ":80" };
+        let given = given.to_ascii_lowercase();
+        let given = given.strip_suffix(usual).unwrap_or(&given);
+        // A name may end in a dot, before its port.
+        let (name, port) = given.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')).unwrap_or((given, ""));
+        let name = name.strip_suffix('.').unwrap_or(name);
+        if port.is_empty() { name == own } else { own == format!("{name}:{port}") }
+    }
+}
+
+/// Returns the name of a host in lower case, without a port and the dot that may end it.
+fn name_of(host: &str) -> String {
+    let name = host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')).map_or(host, |(name, _)| name);
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+impl FromStr for PortalUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| {
+            format!("{text:?} is not the address of a portal; write https://webhooks.example.com, without a path")
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +174,31 @@ mod tests {
             "",
         ] {
             assert!(origin(odd).unwrap_err().contains("is not an origin"), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_the_portals_however_it_is_written() {
+        let is_host = |url: &str, given: &str| url.parse::<PortalUrl>().unwrap().is_host(given);
+        for given in ["a.example", "A.example", "a.example:443", "a.example.", "a.example.:443"] {
+            assert!(is_host("https://a.example/", given), "{given}");
+        }
+        for given in ["", "b.example", "a.example:80", "a.example.b.example", "x.a.example", "a.example:8443"] {
+            assert!(!is_host("https://a.example", given), "{given}");
+        }
+        assert!(is_host("http://portal.localhost:8400", "portal.localhost:8400"));
+        assert!(is_host("http://portal.localhost:8400", "portal.localhost.:8400"));
+        assert!(!is_host("http://portal.localhost:8400", "portal.localhost"));
+        assert!(is_host("http://[::1]:8400", "[::1]:8400") && is_host("http://[::1]", "[::1]"));
+        let portal: PortalUrl = "https://a.example.".parse().unwrap();
+        for given in ["a.example", "A.Example.", "a.example:443", "a.example:1", "a.example.:80"] {
+            assert!(portal.has_name(given), "{given}");
+        }
+        for given in ["", "b.example", "a.example.b.example", "x.a.example", "[::1]:443"] {
+            assert!(!portal.has_name(given), "{given}");
+        }
+        for odd in ["https://a.example/portal", "http://a.example", "a.example", ""] {
+            assert!(odd.parse::<PortalUrl>().unwrap_err().contains("without a path"), "{odd}");
         }
     }
 }

@@ -31,7 +31,7 @@ pub fn check(bytes: &[u8]) -> Result<PngSize, InvalidPng> {
         let (chunk, behind) = next_chunk(rest).ok_or_else(|| refused("a chunk is cut off or damaged"))?;
         rest = behind;
         match (chunk.kind, size) {
-            (b"IHDR", None) => size = Some(head(chunk.data)?),
+            (b"IHDR", None) => size = Some(read_head(chunk.data)?),
             (_, None) => return Err(refused("its first chunk is not IHDR")),
             (b"IHDR", Some(_)) => return Err(refused("it has two heads")),
             (b"IDAT", Some(_)) => has_data = true,
@@ -44,7 +44,7 @@ pub fn check(bytes: &[u8]) -> Result<PngSize, InvalidPng> {
 }
 
 /// Reads the head of a PNG.
-fn head(data: &[u8]) -> Result<PngSize, InvalidPng> {
+fn read_head(data: &[u8]) -> Result<PngSize, InvalidPng> {
     let [w0, w1, w2, w3, h0, h1, h2, h3, depth, colour, compression, filter, interlace] = *data else {
         return Err(InvalidPng("its head has another length than 13 bytes".to_owned()));
     };

@@ -95,7 +95,7 @@ pub enum StartPage {
 
 impl PortalTheme {
     /// Returns this theme, with what it leaves out taken from another.
-    pub fn or(self, other: &Self) -> Self {
+    pub fn filled_from(self, other: &Self) -> Self {
         Self {
             name: self.name.or_else(|| other.name.clone()),
             accent: self.accent.or(other.accent),
@@ -159,12 +159,12 @@ impl Colour {
     /// this background.
     pub fn readable_on(self, background: Self) -> Self {
         let towards = background.text_on();
-        let steps = (0..=100u16).map(|part| self.mixed(towards, part));
+        let steps = (0..=100u16).map(|part| self.mix(towards, part));
         steps.into_iter().find(|colour| colour.contrast(background) >= CONTRAST_MIN).unwrap_or(towards)
     }
 
-    /// Returns this colour with so many hundredths of another.
-    fn mixed(self, other: Self, hundredths: u16) -> Self {
+    /// Mixes this colour with another, by hundredths of the other.
+    fn mix(self, other: Self, hundredths: u16) -> Self {
         let mix = |own: u8, other: u8| {
             let sum = u16::from(own) * (100 - hundredths) + u16::from(other) * hundredths;
             u8::try_from(sum / 100).unwrap_or(u8::MAX)
@@ -272,7 +272,7 @@ mod tests {
             start_page: None,
         };
         let links = PortalTheme { accent: Some(colour("#445566")), ..PortalTheme::default() };
-        let both = links.clone().or(&tenants);
+        let both = links.clone().filled_from(&tenants);
         assert_eq!(both, PortalTheme { accent: links.accent, ..tenants.clone() });
         assert!(PortalTheme::default().is_empty() && !both.is_empty());
     }

@@ -90,7 +90,7 @@ impl fmt::Display for RetryPolicy {
             }
             _ => write!(f, "{}, {}", self.delays, self.jitter)?,
         }
-        write!(f, "; {} or {}", attempts(self.max_attempts), self.max_age)?;
+        write!(f, "; {} or {}", attempts_words(self.max_attempts), self.max_age)?;
         if self.retry_after_max != Preset::Standard.policy().retry_after_max {
             write!(f, "; Retry-After up to {}", self.retry_after_max)?;
         }
@@ -98,7 +98,7 @@ impl fmt::Display for RetryPolicy {
     }
 }
 
-fn attempts(count: u32) -> String {
+fn attempts_words(count: u32) -> String {
     match count {
         1 => "1 attempt".to_owned(),
         count => format!("{count} attempts"),

@@ -91,14 +91,14 @@ pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
     let plan = AttemptPlan::of(policy);
     let counts = plan.simulate();
     let survival = match outage {
-        Some(outage) => vec![counts.survival(outage)],
+        Some(outage) => vec![counts.outage_odds(outage)],
         None => counts.characteristic_outages(),
     };
     let likely = survival.iter().rev().find(|entry| entry.odds > 0.5);
     let outage = likely.or(survival.first()).map_or(Span::secs(0), |entry| entry.outage);
     Preview {
         policy: policy.to_string(),
-        attempts: plan.attempts(&counts),
+        attempts: plan.planned_attempts(&counts),
         span: plan.bounds.last().map_or(Span::secs(0), |last| Span::millis(plan.clip(last.latest))),
         survival,
         recovery: Recovery { outage, first_minute: plan.first_minute(outage) },
@@ -173,7 +173,7 @@ impl<'a> AttemptPlan<'a> {
     }
 
     /// Returns how many deliveries to simulate: one if nothing is random.
-    fn paths(&self) -> usize {
+    fn path_count(&self) -> usize {
         if self.windows.iter().all(|window| window.lo == window.hi) {
             return 1;
         }
@@ -183,7 +183,7 @@ impl<'a> AttemptPlan<'a> {
     /// Simulates one delivery that always fails, and returns the time of its last
     /// attempt. `visit` gets each retry's index in `bounds`, the time of the
     /// attempt before it and its own time.
-    fn walk(&self, random: &mut SplitMix64, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
+    fn simulate_path(&self, random: &mut SplitMix64, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
         let (mut at, mut last) = (0, None);
         for (n, window) in self.windows.iter().enumerate() {
             let window = if self.is_decorrelated { self.policy.window(n as u32 + 1, last) } else { *window };
@@ -199,7 +199,7 @@ impl<'a> AttemptPlan<'a> {
     }
 
     fn simulate(&self) -> SimulationCounts {
-        let paths = self.paths();
+        let paths = self.path_count();
         let mut counts = SimulationCounts {
             attempts: vec![AttemptCount::default(); self.bounds.len()],
             ends: Vec::with_capacity(paths),
@@ -207,7 +207,7 @@ impl<'a> AttemptPlan<'a> {
         let mut random = SplitMix64(SEED);
         for _ in 0..paths {
             counts.attempts[0].count += 1;
-            let end = self.walk(&mut random, |n, _, at| {
+            let end = self.simulate_path(&mut random, |n, _, at| {
                 counts.attempts[n].count += 1;
                 counts.attempts[n].sum += at;
             });
@@ -217,7 +217,7 @@ impl<'a> AttemptPlan<'a> {
         counts
     }
 
-    fn attempts(&self, counts: &SimulationCounts) -> Vec<PlannedAttempt> {
+    fn planned_attempts(&self, counts: &SimulationCounts) -> Vec<PlannedAttempt> {
         // The mean of the bounds is the sum of the mean delays, so no simulation is
         // needed where `max_age` cuts nothing off.
         let is_exact = |bounds: &AttemptBounds| !self.is_decorrelated && bounds.latest <= self.max_age;
@@ -230,7 +230,7 @@ impl<'a> AttemptPlan<'a> {
                 // No simulated delivery got so far; one that does gets there shortly
                 // before the end.
                 0 => latest,
-                count => rounded(reached.sum / count),
+                count => round_millis(reached.sum / count),
             };
             // Rounding must not put an attempt before the previous one.
             floor = expected.clamp(bounds.earliest, latest).max(floor);
@@ -239,7 +239,7 @@ impl<'a> AttemptPlan<'a> {
                 earliest: Span::millis(bounds.earliest),
                 expected: Span::millis(floor),
                 latest: Span::millis(latest),
-                odds: odds(reached.count as usize, counts.ends.len()),
+                odds: share_of(reached.count as usize, counts.ends.len()),
             });
         }
         planned
@@ -252,8 +252,8 @@ impl<'a> AttemptPlan<'a> {
         let outage = outage.as_millis();
         let (mut soon, mut waiting) = (0, 0);
         let mut random = SplitMix64(SEED);
-        for _ in 0..self.paths() {
-            let end = self.walk(&mut random, |_, before, at| {
+        for _ in 0..self.path_count() {
+            let end = self.simulate_path(&mut random, |_, before, at| {
                 let from = before.max(at.saturating_sub(MINUTE));
                 soon += at.min(outage).saturating_sub(from);
             });
@@ -298,23 +298,23 @@ fn round_outages() -> impl Iterator<Item = Span> {
 }
 
 impl SimulationCounts {
-    fn survival(&self, outage: Span) -> OutageOdds {
+    fn outage_odds(&self, outage: Span) -> OutageOdds {
         let lost = self.ends.partition_point(|end| *end < outage.as_millis());
-        OutageOdds { outage, odds: odds(self.ends.len() - lost, self.ends.len()) }
+        OutageOdds { outage, odds: share_of(self.ends.len() - lost, self.ends.len()) }
     }
 
     /// Returns the outages that are characteristic of this policy: a few that all
     /// deliveries survive, those that some survive, and the first that none does.
     fn characteristic_outages(&self) -> Vec<OutageOdds> {
         const CERTAIN_MAX: usize = 3;
-        let mut outages: Vec<OutageOdds> = round_outages().map(|outage| self.survival(outage)).collect();
+        let mut outages: Vec<OutageOdds> = round_outages().map(|outage| self.outage_odds(outage)).collect();
         if let Some(first_hopeless) = outages.iter().position(|entry| entry.odds == 0.0) {
             outages.truncate(first_hopeless + 1);
         }
         if !outages.iter().any(|entry| (0.1..=0.9).contains(&entry.odds)) {
             // The odds fall from sure to none between two entries, so one is added
             // at the median.
-            let median = self.survival(Span::millis(floored(self.ends[self.ends.len() / 2])));
+            let median = self.outage_odds(Span::millis(floor_millis(self.ends[self.ends.len() / 2])));
             let index = outages.partition_point(|entry| entry.outage < median.outage);
             if median.outage > Span::secs(0) && outages.get(index).is_none_or(|entry| entry.outage > median.outage) {
                 outages.insert(index, median);
@@ -326,7 +326,7 @@ impl SimulationCounts {
 }
 
 /// Returns a share to three digits; 0 and 1 only for exactly none and all.
-fn odds(count: usize, of: usize) -> f64 {
+fn share_of(count: usize, of: usize) -> f64 {
     match count {
         0 => 0.0,
         count if count == of => 1.0,
@@ -336,7 +336,7 @@ fn odds(count: usize, of: usize) -> f64 {
 
 /// Rounds a simulated time in milliseconds to about three digits, in steps of a
 /// clock.
-fn rounded(millis: u64) -> u64 {
+fn round_millis(millis: u64) -> u64 {
     let steps = [600_000, MINUTE, 10_000, 1_000, 100, 10];
     let step = steps.into_iter().find(|step| millis >= step * 200).unwrap_or(1);
     (millis + step / 2) / step * step
@@ -344,7 +344,7 @@ fn rounded(millis: u64) -> u64 {
 
 /// Rounds a time in milliseconds down to the precision in which outages of that
 /// length are given.
-fn floored(millis: u64) -> u64 {
+fn floor_millis(millis: u64) -> u64 {
     let steps = [(24 * 60 * MINUTE, 60 * MINUTE), (10 * MINUTE, MINUTE), (1_000, 1_000), (100, 10), (0, 1)];
     let (_, step) = steps.into_iter().find(|(from, _)| millis >= *from).expect("the last step is from nothing on");
     millis / step * step
@@ -486,8 +486,8 @@ mod tests {
 
     #[test]
     fn what_is_almost_certain_is_not_called_certain() {
-        assert_eq!([odds(0, 100_000), odds(1, 100_000), odds(50_000, 100_000)], [0.0, 0.001, 0.5]);
-        assert_eq!([odds(99_999, 100_000), odds(100_000, 100_000)], [0.999, 1.0]);
+        assert_eq!([share_of(0, 100_000), share_of(1, 100_000), share_of(50_000, 100_000)], [0.0, 0.001, 0.5]);
+        assert_eq!([share_of(99_999, 100_000), share_of(100_000, 100_000)], [0.999, 1.0]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum PurgeStage {
     Figures,
     /// Operational events about the tenant, which belong to the system tenant.
     OperationalEvents,
-    /// Nothing: freed space is overwritten.
+    /// No rows are left: freed space is overwritten.
     Overwrite,
 }
 

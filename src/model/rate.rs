@@ -104,7 +104,7 @@ impl Gcra {
     /// not known.
     pub fn unknown_before(rate: Rate, at: Timestamp) -> Self {
         let full = Self::full(rate);
-        Self { full_at: nanos(at) + full.depth() + rate.interval(), ..full }
+        Self { full_at: nanos(at) + full.burst_depth() + rate.interval(), ..full }
     }
 
     /// Returns the rate it enforces.
@@ -114,7 +114,7 @@ impl Gcra {
 
     /// Returns the time at which one more may happen; a time in the past means now.
     pub fn ready_at(&self) -> Timestamp {
-        to_timestamp(self.full_at.saturating_sub(self.depth()))
+        to_timestamp(self.full_at.saturating_sub(self.burst_depth()))
     }
 
     /// Caps the debt at what single takes can cause. A larger one means that the
@@ -126,7 +126,7 @@ impl Gcra {
 
     /// Whether one more may happen at this time.
     pub fn is_ready(&self, now: Timestamp) -> bool {
-        self.full_at.saturating_sub(self.depth()) <= nanos(now)
+        self.full_at.saturating_sub(self.burst_depth()) <= nanos(now)
     }
 
     /// Takes one token, which was ready.
@@ -140,9 +140,14 @@ impl Gcra {
         self.full_at = self.full_at.max(nanos(now) + TICK).saturating_add(span);
     }
 
+    /// Gives back tokens that were taken for what did not happen.
+    pub fn give_back(&mut self, count: u32) {
+        self.full_at = self.full_at.saturating_sub(self.rate.interval().saturating_mul(i64::from(count)));
+    }
+
     /// Returns how many may happen at this time.
-    pub fn left(&self, now: Timestamp) -> u32 {
-        let room = nanos(now).saturating_sub(self.full_at.saturating_sub(self.depth()));
+    pub fn tokens_left(&self, now: Timestamp) -> u32 {
+        let room = nanos(now).saturating_sub(self.full_at.saturating_sub(self.burst_depth()));
         if room < 0 {
             return 0;
         }
@@ -152,7 +157,7 @@ impl Gcra {
     /// Returns the time at which this many may happen together, at most a burst.
     pub fn ready_for(&self, count: u32) -> Timestamp {
         let missing = self.rate.interval().saturating_mul(i64::from(count.clamp(1, self.rate.burst)) - 1);
-        to_timestamp(self.full_at.saturating_sub(self.depth()).saturating_add(missing.min(self.depth())))
+        to_timestamp(self.full_at.saturating_sub(self.burst_depth()).saturating_add(missing.min(self.burst_depth())))
     }
 
     /// Whether the bucket is full, so that dropping it loses nothing.
@@ -176,7 +181,7 @@ impl Gcra {
     }
 
     /// Returns how far a burst may run ahead of the steady flow, in nanoseconds.
-    fn depth(&self) -> i64 {
+    fn burst_depth(&self) -> i64 {
         let whole = self.rate.interval().saturating_mul(i64::from(self.rate.burst - 1));
         whole - self.slack.min(whole / 2)
     }
@@ -195,7 +200,7 @@ fn nanos(at: Timestamp) -> i64 {
 
 /// Returns the period give or take a tenth, so that periodic tasks of several nodes
 /// do not run in step. `draw` is in `[0, 1)`.
-pub fn roughly(period: Duration, draw: f64) -> Duration {
+pub fn vary_by_tenth(period: Duration, draw: f64) -> Duration {
     period.mul_f64(0.9 + 0.2 * draw)
 }
 
@@ -266,7 +271,7 @@ mod tests {
         let bucket = Gcra::unknown_before(rate, at(0));
         assert!(!bucket.is_ready(at(0)));
         assert!(bucket.is_ready(at(100)));
-        assert_eq!(bucket.left(at(10_000)), Gcra::full(rate).left(at(0)));
+        assert_eq!(bucket.tokens_left(at(10_000)), Gcra::full(rate).tokens_left(at(0)));
     }
 
     #[test]
@@ -276,7 +281,7 @@ mod tests {
         assert!(!bucket.is_ready(at(1_900)), "20 are owed");
         assert!(bucket.is_ready(at(2_120)));
         assert!(bucket.ready_for(1_000) <= at(3_002), "more than ever fit together wait for a full bucket");
-        assert_eq!(bucket.left(at(0)), 0);
+        assert_eq!(bucket.tokens_left(at(0)), 0);
     }
 
     #[test]
@@ -292,8 +297,8 @@ mod tests {
     #[test]
     fn about_stays_within_a_tenth() {
         let hour = Duration::from_secs(3_600);
-        assert_eq!(roughly(hour, 0.0), hour.mul_f64(0.9));
-        assert!(roughly(hour, 0.999_999) < hour.mul_f64(1.1));
+        assert_eq!(vary_by_tenth(hour, 0.0), hour.mul_f64(0.9));
+        assert!(vary_by_tenth(hour, 0.999_999) < hour.mul_f64(1.1));
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl RetrySpec {
         if let Some(steps) = &self.schedule {
             check_steps(steps)?;
         }
-        let policy = self.filled();
+        let policy = self.fill_defaults();
         policy.jitter.check(&policy.delays)?;
         policy.check_limits()?;
         Ok(policy)
@@ -85,7 +85,7 @@ impl RetrySpec {
 
     /// Fills in absent fields without checks. Stored specs are read with it: a rule
     /// that was added later must not make them unreadable.
-    pub fn filled(&self) -> RetryPolicy {
+    pub fn fill_defaults(&self) -> RetryPolicy {
         let preset = self.preset.unwrap_or(Preset::Standard).policy();
         let delays = match (&self.backoff, &self.schedule) {
             (Some(backoff), _) => Delays { steps: Vec::new(), backoff: Some(*backoff) },

@@ -27,6 +27,6 @@ pub enum SettingOrigin {
     Environment,
     /// The settings file.
     File,
-    /// Nobody gave one.
+    /// The default: no value was given.
     Default,
 }

@@ -16,6 +16,9 @@ use super::span::Span;
 pub const SESSION_IDLE_MAX: Span = Span::secs(30 * 60);
 /// Time in which a one-time code can be redeemed.
 pub const CODE_LIFETIME: Span = Span::secs(2 * 60);
+/// Beginning of the names of links to the portal, and of the sessions that they begin;
+/// the name of who made the link follows.
+pub const PORTAL_LINK_OF: &str = "portal link of ";
 /// Longest session of an operator.
 pub const OPERATOR_SESSION: Span = Span::secs(12 * 3_600);
 /// Length of a portal session, unless its link says otherwise.

@@ -15,7 +15,7 @@ pub struct SourceAddresses {
 }
 
 impl SourceAddresses {
-    /// Returns all of them.
+    /// Returns all source addresses.
     pub fn all(&self) -> Vec<IpAddr> {
         self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6)).collect()
     }

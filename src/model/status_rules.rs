@@ -199,7 +199,7 @@ static LENIENT: &[StatusRule] = &[
     UNKNOWN,
 ];
 
-/// Rows about failures, for all tables; [`StatusTable::adapted`] changes one for
+/// Rows about failures, for all tables; [`StatusTable::adapt`] changes one for
 /// the lenient table.
 static FAILURES: &[StatusRule] = &[
     short(
@@ -226,12 +226,12 @@ impl StatusTable {
             Self::Strict => STRICT,
             Self::Lenient => LENIENT,
         };
-        statuses.iter().chain(FAILURES).map(move |row| self.adapted(*row))
+        statuses.iter().chain(FAILURES).map(move |row| self.adapt(*row))
     }
 
     /// Returns a row as it is in this table. The lenient table has no short budget
     /// for missing names, but keeps the one for addresses that the operator forbids.
-    fn adapted(self, row: StatusRule) -> StatusRule {
+    fn adapt(self, row: StatusRule) -> StatusRule {
         match (self, row.on) {
             (Self::Lenient, Failure(FailureKind::NoSuchName)) => {
                 StatusRule { short_budget: None, note: "the name does not exist", ..row }
@@ -318,7 +318,7 @@ impl StatusRules {
         }
         let group = if class < 6 { Class(class.max(1)) } else { Above };
         let row = self.preset.find(Status(status)).or_else(|| self.preset.find(group));
-        self.matched(row.expect("every table has a row for every class"))
+        self.matched_rule(row.expect("every table has a row for every class"))
     }
 
     /// Refuses rules by which no answer counts as delivered.
@@ -355,10 +355,10 @@ impl StatusRules {
         let row = self.preset.find(Failure(kind));
         // Only failures of the gateway itself have no row; they are put back and
         // never judged.
-        self.matched(row.unwrap_or(StatusRule { on: Failure(kind), action: Retry, short_budget: None, note: "" }))
+        self.matched_rule(row.unwrap_or(StatusRule { on: Failure(kind), action: Retry, short_budget: None, note: "" }))
     }
 
-    fn matched(&self, row: StatusRule) -> MatchedRule {
+    fn matched_rule(&self, row: StatusRule) -> MatchedRule {
         MatchedRule {
             rule: row.on.to_string(),
             source: self.preset.into(),

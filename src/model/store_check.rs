@@ -60,7 +60,7 @@ impl CheckedPart {
     }
 
     /// Adds a finding.
-    pub fn found(&mut self, finding: String) {
+    pub fn add_finding(&mut self, finding: String) {
         self.result = CheckResult::Broken;
         self.findings_count += 1;
         if self.findings.len() < FINDINGS_SHOWN {

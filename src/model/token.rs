@@ -124,17 +124,21 @@ impl fmt::Display for Right {
 }
 
 /// What a stored token is for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+///
+/// The numbers are the stored codes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, strum::FromRepr)]
+#[repr(i16)]
 pub enum TokenKind {
-    /// It is a token for the API.
+    /// A token for the API.
     #[default]
-    Api,
-    /// It is a one-time code, which becomes a session once.
-    Code,
-    /// It is the session of a person who is signed in to the pages.
-    Session,
-    /// It is something that only a newer version knows, and is accepted nowhere.
-    Unknown,
+    Api = 0,
+    /// A one-time code, which becomes a session once.
+    Code = 1,
+    /// The session of a person who is signed in to the pages.
+    Session = 2,
+    /// A kind that only a newer version knows, and that is accepted nowhere. It is
+    /// never written.
+    Unknown = i16::MAX,
 }
 
 /// A token of a tenant or of the gateway, as stored.

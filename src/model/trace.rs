@@ -39,7 +39,7 @@ impl SpanId {
 
     fn of(sum: Checksum) -> Self {
         // Zero is no id.
-        Self(mixed(sum).max(1))
+        Self(mix_bits(sum).max(1))
     }
 }
 
@@ -70,13 +70,13 @@ impl TraceSampling {
         if let Some(given) = &event.trace {
             return given.is_sampled().then(|| EventTrace { id: given.trace_id(), parent: Some(given.parent()) });
         }
-        let low = mixed(event_sum(event, LOW_HALF));
+        let low = mix_bits(event_sum(event, LOW_HALF));
         // The rightmost 56 bits of an id are the random ones, as others see them, too.
         let share = (low & ((1 << 56) - 1)) as f64 / (1_u64 << 56) as f64;
         if share * 100.0 >= self.percent {
             return None;
         }
-        let high = mixed(event_sum(event, HIGH_HALF));
+        let high = mix_bits(event_sum(event, HIGH_HALF));
         Some(EventTrace { id: TraceId(u128::from(high) << 64 | u128::from(low.max(1))), parent: None })
     }
 }
@@ -116,8 +116,8 @@ fn event_sum(event: &Event, mark: u64) -> Checksum {
 
 /// Spreads a sum over all bits, so that ids of events that differ little have
 /// nothing in common.
-fn mixed(sum: Checksum) -> u64 {
-    let sum = sum.end().cast_unsigned();
+fn mix_bits(sum: Checksum) -> u64 {
+    let sum = sum.finish().cast_unsigned();
     let sum = (sum ^ (sum >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let sum = (sum ^ (sum >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     sum ^ (sum >> 31)

@@ -31,6 +31,14 @@ impl TypeCounts {
         self.delivered = self.delivered.saturating_add(other.delivered);
         self.dead = self.dead.saturating_add(other.dead);
     }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            attempts: self.attempts.saturating_sub(other.attempts),
+            delivered: self.delivered.saturating_sub(other.delivered),
+            dead: self.dead.saturating_sub(other.dead),
+        }
+    }
 }
 
 /// What happened, by event type.
@@ -65,6 +73,31 @@ impl TypeFigures {
             self.count(&event_type, counts);
         }
         self.other.add(other.other);
+    }
+
+    /// Takes the names of a purged tenant out of a sum that it is part of. Its counts go to
+    /// the others; a type that others have used, too, keeps theirs.
+    pub fn forget(&mut self, theirs: &Self) {
+        for (name, counts) in &theirs.by_type {
+            let Some(kept) = self.by_type.get_mut(name) else { continue };
+            let left = kept.minus(*counts);
+            self.other.add(kept.minus(left));
+            *kept = left;
+            if left == TypeCounts::default() {
+                self.by_type.remove(name);
+            }
+        }
+        // Of what is not listed it cannot be told whose it is.
+        if theirs.other != TypeCounts::default() || theirs.by_type.len() >= STORED_MAX {
+            self.forget_names();
+        }
+    }
+
+    /// Counts every type among the others.
+    pub fn forget_names(&mut self) {
+        for (_, counts) in std::mem::take(&mut self.by_type) {
+            self.other.add(counts);
+        }
     }
 
     /// Returns the types with the most attempts, the busiest first.
@@ -146,6 +179,30 @@ mod tests {
         };
         assert_eq!((sum(&figures), sum(&read)), (300 * 301 / 2, 300 * 301 / 2));
         assert_eq!(read.busiest(1)[0].0.as_str(), "type.t199");
+    }
+
+    #[test]
+    fn what_is_forgotten_of_a_sum_keeps_its_counts_and_the_names_that_others_used() {
+        let of = |name: &str, attempts| {
+            let mut figures = TypeFigures::default();
+            figures.count(&name.parse().unwrap(), TypeCounts { attempts, delivered: 1, dead: 0 });
+            figures
+        };
+        let mut theirs = of("shared", 3);
+        theirs.add(&of("secret", 2));
+        let mut all = of("shared", 4);
+        all.add(&theirs);
+        all.forget(&theirs);
+        assert_eq!(all.by_type.len(), 1);
+        assert_eq!(
+            all.by_type[&"shared".parse::<EventType>().unwrap()],
+            TypeCounts { attempts: 4, delivered: 1, dead: 0 }
+        );
+        assert_eq!(all.other, TypeCounts { attempts: 5, delivered: 2, dead: 0 });
+        // A list that may have been cut off says not all.
+        let mut all = of("shared", 4);
+        all.forget(&counted(STORED_MAX as u64));
+        assert_eq!((all.by_type.len(), all.other.attempts), (0, 4));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl std::fmt::Debug for UrlVersions {
 
 /// Returns a URL as callers see it who may read but not manage: without user, query
 /// and fragment, and with what may be a token in its path masked.
-pub fn masked(url: &str) -> String {
+pub fn mask_url(url: &str) -> String {
     let Ok(mut url) = Url::parse(url) else { return MASK.to_owned() };
     url.set_query(None);
     url.set_fragment(None);
@@ -106,7 +106,7 @@ mod tests {
             ("https://a.example/abcdef1234567890", "https://a.example/***"),
             ("not a url", "***"),
         ] {
-            assert_eq!(masked(url), shown);
+            assert_eq!(mask_url(url), shown);
         }
     }
 

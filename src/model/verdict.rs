@@ -39,6 +39,17 @@ impl From<StatusAction> for Verdict {
     }
 }
 
+impl From<Verdict> for StatusAction {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Delivered => Self::Deliver,
+            Verdict::Retry => Self::Retry,
+            Verdict::Refused => Self::Refuse,
+            Verdict::Gone => Self::Disable,
+        }
+    }
+}
+
 /// A verdict, and the rule it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {

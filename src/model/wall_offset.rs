@@ -24,16 +24,16 @@ impl WallOffset {
 
     /// Returns the wall time at this engine time.
     pub fn wall(self, engine: Timestamp) -> Timestamp {
-        shifted(engine, self.millis)
+        shift_by(engine, self.millis)
     }
 
     /// Returns the engine time at this wall time.
     pub fn engine(self, wall: Timestamp) -> Timestamp {
-        shifted(wall, -self.millis)
+        shift_by(wall, -self.millis)
     }
 }
 
-fn shifted(at: Timestamp, millis: i64) -> Timestamp {
+fn shift_by(at: Timestamp, millis: i64) -> Timestamp {
     if millis == 0 || at == Timestamp::MAX {
         return at;
     }

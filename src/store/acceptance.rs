@@ -36,7 +36,7 @@ pub struct RoutedEvent {
 
 impl RoutedEvent {
     /// Returns the same event without its endpoints.
-    pub fn unmatched(&self) -> Self {
+    pub fn without_endpoints(&self) -> Self {
         Self {
             event: self.event.clone(),
             fingerprint: self.fingerprint,

@@ -12,10 +12,13 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::token::{Right, Token};
 
+/// Name of the note with the hash of the admin token, in hexadecimal digits.
+pub const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
+
 /// Returns the low bits of an audit entry's id. A counter of this process
 /// comes first, so that entries of the same millisecond are listed in the
 /// order in which they were made.
-pub(super) fn draw() -> u128 {
+pub(super) fn draw_id_bits() -> u128 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     (u128::from(count) << 50) | u128::from(rand::random::<u64>() >> 14)
@@ -124,7 +127,7 @@ impl AuditQuery {
 
     /// Returns the range of ids to read, its start included. An id begins with
     /// its time, so a time range is an id range.
-    pub(super) fn bounds(&self, below: Option<AuditId>) -> (AuditId, AuditId) {
+    pub(super) fn id_range(&self, below: Option<AuditId>) -> (AuditId, AuditId) {
         let at = |time: Timestamp| AuditId(crate::model::id::uuid_v7(time, 0));
         let first = self.since.map_or(AuditId(uuid::Uuid::nil()), at);
         let until = self.until.map_or(AuditId(uuid::Uuid::max()), at);

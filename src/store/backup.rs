@@ -30,7 +30,7 @@ pub trait StoreCopier: Send + Sync {
     ) -> anyhow::Result<BackupManifest>;
 }
 
-/// How far a backup is.
+/// Progress of a running backup.
 #[derive(Debug, Default)]
 pub struct CopyProgress {
     done_bytes: AtomicU64,

@@ -26,9 +26,9 @@ row! {
         name: String = "t.name",
         /// Defaults of its endpoints, as JSON.
         defaults: String = "t.defaults",
-        /// Its quota, as JSON.
+        /// Quota of the tenant, as JSON.
         quota: String = "t.quota",
-        /// Its limits, as JSON.
+        /// Limits of the tenant, as JSON.
         limits: String = "t.limits",
         /// How long its records are kept, as JSON.
         retention: String = "t.retention",
@@ -82,7 +82,7 @@ row! {
         /// Status of the endpoint, as JSON.
         status: String = "p.status",
         /// Time until which its receiver asked for no requests.
-        quiet_until: Option<i64> = "p.quiet_until",
+        backpressure_until: Option<i64> = "p.backpressure_until",
         /// Time of the last mail about it.
         mailed_at: Option<i64> = "p.mailed_at",
         /// Time of creation.
@@ -115,13 +115,13 @@ impl EndpointColumns {
             tenant,
             urls,
             ceiling: EndpointCeiling::default(),
-            policy: settings.retry.filled(),
+            policy: settings.retry.fill_defaults(),
             settings,
             status: from_json("endpoints.status", &self.status)?,
             secrets: Vec::new(),
             created_at: at(self.created_at),
             updated_at: at(self.updated_at),
-            quiet_until: self.quiet_until.map(at),
+            backpressure_until: self.backpressure_until.map(at),
             health: health.unwrap_or_default(),
             mailed_at: self.mailed_at.map(at),
         })
@@ -167,7 +167,7 @@ row! {
         tenant: Option<TenantId> = "t.id",
         /// Name for people.
         name: String = "k.name",
-        /// What it may do, as JSON.
+        /// Rights of the token, as JSON.
         rights: String = "k.rights",
         /// Hash of the token.
         hash: Vec<u8> = "k.hash",

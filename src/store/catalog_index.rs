@@ -7,7 +7,7 @@
 //! The index also counts what each tenant uses of its limits. "Number" (`no`)
 //! is the key of a row in the store, as opposed to the public id.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::endpoint::Endpoint;
@@ -43,6 +43,8 @@ pub struct CatalogIndex {
     /// Endpoints of self-tests. They belong to no tenant's entry, so that no list,
     /// count or share knows of them.
     self_test: Vec<EndpointId>,
+    /// Endpoints that may need attention, so that nobody has to look at all of them.
+    notable: BTreeSet<EndpointId>,
     /// Values that only a newer version can read, by the tenant and its endpoint;
     /// without an endpoint it is the tenant's own.
     unreadable: HashMap<TenantId, HashMap<Option<EndpointId>, UnreadableRecord>>,
@@ -178,7 +180,7 @@ impl CatalogIndex {
     }
 
     /// Returns the waiting deliveries, by the number of the endpoint.
-    pub fn counts(&self) -> IdMap<i64, u64> {
+    pub fn waiting_counts(&self) -> IdMap<i64, u64> {
         self.waiting.clone()
     }
 
@@ -241,6 +243,22 @@ impl CatalogIndex {
         entry.endpoints.values().rev().cloned().collect()
     }
 
+    /// Returns the ids of the endpoints of a tenant, or of all tenants, newest first.
+    pub fn endpoint_ids(&self, tenant: Option<&TenantId>) -> Vec<EndpointId> {
+        let entries = self.tenants.iter().filter(|(id, _)| tenant.is_none_or(|tenant| tenant == *id));
+        let mut ids: Vec<EndpointId> = entries.flat_map(|(_, entry)| entry.endpoints.keys().rev().copied()).collect();
+        // Each tenant's are in order, which a stable sort finds and merges.
+        ids.sort_by(|one, other| other.cmp(one));
+        ids
+    }
+
+    /// Returns the endpoints of a tenant, or of all tenants, that may need attention,
+    /// newest first.
+    pub fn notable_endpoints(&self, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>> {
+        let notable = self.notable.iter().rev().filter_map(|id| self.endpoint(*id));
+        notable.filter(|endpoint| tenant.is_none_or(|tenant| *tenant == endpoint.tenant)).collect()
+    }
+
     /// Returns the endpoints of self-tests.
     pub fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.self_test.iter().filter_map(|id| self.endpoint(*id)).collect()
@@ -258,7 +276,7 @@ impl CatalogIndex {
     }
 
     /// Marks the endpoints of shards that were gained as not counted yet.
-    pub fn uncount(&mut self, shards: &[Shard]) {
+    pub fn mark_uncounted(&mut self, shards: &[Shard]) {
         self.uncounted.extend(shards);
     }
 
@@ -326,7 +344,7 @@ impl CatalogIndex {
             });
         let tenant = entry.tenant.clone();
         for endpoint in entry.endpoints.values_mut().filter(|endpoint| !endpoint.is_under(tenant.limits.endpoint)) {
-            *endpoint = Arc::new(Endpoint::clone(endpoint).under(tenant.limits.endpoint, &tenant.defaults));
+            *endpoint = Arc::new(Endpoint::clone(endpoint).with_tenant_rules(tenant.limits.endpoint, &tenant.defaults));
             if let Some(known) = self.endpoints.get_mut(&endpoint.id) {
                 known.endpoint = endpoint.clone();
             }
@@ -375,6 +393,7 @@ impl CatalogIndex {
                 self.weight_in_use -= u64::from(entry.tenant.quota.weight);
             }
             for endpoint in entry.endpoints.keys() {
+                self.notable.remove(endpoint);
                 if let Some(removed) = self.endpoints.remove(endpoint) {
                     self.forget_waiting(removed.no);
                 }
@@ -397,7 +416,7 @@ impl CatalogIndex {
         let endpoint = if endpoint.is_under(tenant.limits.endpoint) {
             endpoint
         } else {
-            Arc::new(Endpoint::clone(&endpoint).under(tenant.limits.endpoint, &tenant.defaults))
+            Arc::new(Endpoint::clone(&endpoint).with_tenant_rules(tenant.limits.endpoint, &tenant.defaults))
         };
         let types = &endpoint.settings.event_types;
         if types.iter().any(|pattern| pattern.contains('*')) {
@@ -416,7 +435,17 @@ impl CatalogIndex {
         entry.endpoints.insert(endpoint.id, endpoint.clone());
         self.waiting.entry(no).or_insert(0);
         self.tenant_of.insert(no, tenant_no);
+        self.note_attention(&endpoint);
         self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint, settings_bytes });
+    }
+
+    /// Keeps the endpoint among those that may need attention, or no longer.
+    fn note_attention(&mut self, endpoint: &Endpoint) {
+        if endpoint.is_notable() && !endpoint.is_self_test() {
+            self.notable.insert(endpoint.id);
+        } else {
+            self.notable.remove(&endpoint.id);
+        }
     }
 
     /// Replaces the health of an endpoint. Its event types have not changed, so
@@ -425,6 +454,7 @@ impl CatalogIndex {
         let Some(entry) = self.endpoints.get_mut(&id) else { return };
         Arc::make_mut(&mut entry.endpoint).health = health;
         let endpoint = entry.endpoint.clone();
+        self.note_attention(&endpoint);
         let tenant = self.tenants.get_mut(&endpoint.tenant);
         if let Some(listed) = tenant.and_then(|tenant| tenant.endpoints.get_mut(&id)) {
             *listed = endpoint;
@@ -435,6 +465,7 @@ impl CatalogIndex {
     pub fn remove_endpoint(&mut self, id: EndpointId) {
         self.set_readable(id);
         let Some(old) = self.endpoints.remove(&id) else { return };
+        self.notable.remove(&id);
         if old.endpoint.is_self_test() {
             self.self_test.retain(|other| *other != id);
             return;

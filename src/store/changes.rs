@@ -19,7 +19,7 @@ use crate::model::policy::RetryPolicy;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EndpointUpdate {
     /// Time until which the receiver asked for a break.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// The new health of the endpoint, if it changed.
     pub health: Option<Box<EndpointHealth>>,
     /// What happens to the endpoint because of the answer.
@@ -54,6 +54,15 @@ pub enum DeliveryChange {
 }
 
 impl DeliveryChange {
+    /// Returns the change that ends a delivery in this state; none if it has ended.
+    pub fn that_ends(state: DeliveryState) -> Option<Self> {
+        match state {
+            DeliveryState::Waiting => Some(Self::Cancel),
+            DeliveryState::Dead => Some(Self::Discard),
+            DeliveryState::Delivered | DeliveryState::Cancelled => None,
+        }
+    }
+
     /// Returns the action that the audit log records.
     pub fn action(self) -> AuditAction {
         match self {
@@ -153,6 +162,22 @@ impl EndpointChange {
             Self::Breaker { is_open: false, .. } => Some(AuditAction::BreakerClosed),
             Self::Rotate { .. } => Some(AuditAction::SecretRotated),
             Self::Mailed => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::named_enum::NamedEnum;
+
+    #[test]
+    fn what_ends_a_delivery_is_allowed_in_its_state_and_an_ended_one_has_nothing_to_end() {
+        for state in DeliveryState::ALL {
+            let has_ended = matches!(state, DeliveryState::Delivered | DeliveryState::Cancelled);
+            let change = DeliveryChange::that_ends(*state);
+            assert_eq!(change.is_none(), has_ended, "{state:?}");
+            assert!(change.is_none_or(|change| change.allows(*state)), "{state:?}");
         }
     }
 }

@@ -76,6 +76,39 @@ pub struct DueQuery {
     pub urgent_only: bool,
 }
 
+/// A waiting delivery that another node accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArrivedDelivery {
+    /// Id of the delivery.
+    pub id: DeliveryId,
+    /// Number of its event in the store.
+    pub event: i64,
+    /// Time at which the delivery is due.
+    pub due_at: Timestamp,
+}
+
+/// A question for deliveries of an endpoint that other nodes accepted.
+#[derive(Debug, Clone)]
+pub struct ArrivedQuery {
+    /// Endpoint whose deliveries are read.
+    pub endpoint: EndpointId,
+    /// Deliveries to read.
+    pub deliveries: Vec<ArrivedDelivery>,
+    /// Number of bytes of data after which reading stops.
+    pub bytes_max: usize,
+}
+
+/// Claims that were read one by one.
+#[derive(Debug, Default)]
+pub struct ReadClaims {
+    /// The claims, in the order of their due times. Deliveries that were settled
+    /// or cancelled since are left out.
+    pub claims: Vec<Claim>,
+    /// Number of wanted deliveries that were read before their data became too
+    /// large.
+    pub reached: usize,
+}
+
 /// Due deliveries, and when to ask again.
 #[derive(Debug, Clone, Default)]
 pub struct DuePage {

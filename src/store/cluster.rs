@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Result;
+use super::{ArrivedDelivery, Result};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Lease, Shard};
 
@@ -76,6 +76,13 @@ pub trait Cluster: Send + Sync {
         Ok(())
     }
 
+    /// Publishes for how long all nodes are to hold the accepts of some tenants, in
+    /// the place of what this node published before. It holds for a moment, so it is
+    /// published again for as long as it is meant.
+    async fn publish_accept_delays(&self, _delays: Vec<(TenantId, Duration)>) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns a number that changes when what was published may be lost, so
     /// that everything has to be published anew.
     fn publication(&self) -> u64 {
@@ -107,7 +114,7 @@ pub trait Cluster: Send + Sync {
     async fn leave(&self) -> Result<()>;
 }
 
-/// What an owner publishes of one of its endpoints.
+/// Live status of an endpoint, as its owner publishes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedStatus {
     /// Id of the endpoint.
@@ -134,7 +141,7 @@ pub enum ClusterEvent {
     },
     /// Shards are to go to another node. This node starts no more of their
     /// deliveries, and answers once none of them is in flight.
-    Wanted {
+    HandOver {
         /// The shards to hand over.
         shards: Vec<Shard>,
         /// Channel for the answer.
@@ -153,6 +160,16 @@ pub enum ClusterEvent {
         due_at: Timestamp,
         /// Time at which to check whether the first of them has expired.
         expiry_check_at: Option<Timestamp>,
+        /// How many were accepted.
+        count: u64,
+        /// The deliveries, unless they are too many to name, or may not start.
+        deliveries: Vec<ArrivedDelivery>,
+    },
+    /// Other nodes ask for the accepts of these tenants to be held for so long, and
+    /// for those of no other tenant.
+    AcceptsDelayed {
+        /// Longest delay of each tenant.
+        delays: HashMap<TenantId, Duration>,
     },
     /// Another node changed the catalog, and this node's catalog shows the
     /// change already. This node answers once it is in force.

@@ -33,14 +33,30 @@ impl<'a> EventContent<'a> {
     /// Returns the content of an event with this fingerprint. A timestamp that
     /// the gateway added is left out: it is not part of the fingerprint.
     fn of(event: &'a Event, fingerprint: &[u8]) -> Self {
+        // Every field has its name here, so that the compiler asks of a new one whether
+        // it makes other content.
+        let Event {
+            id: _,
+            tenant: _,
+            event_type,
+            key,
+            timestamp,
+            schema_version,
+            expires_at,
+            endpoints,
+            link_base: _,
+            trace: _,
+            accepted_at: _,
+            data,
+        } = event;
         let sent = Self {
-            event_type: event.event_type.as_str(),
-            key: event.key.as_ref().map(EventKey::as_str),
-            timestamp: event.timestamp.as_deref(),
-            schema_version: event.schema_version.as_deref(),
-            expires_at: event.expires_at,
-            endpoints: event.endpoints.as_deref(),
-            data: &event.data,
+            event_type: event_type.as_str(),
+            key: key.as_ref().map(EventKey::as_str),
+            timestamp: timestamp.as_deref(),
+            schema_version: schema_version.as_deref(),
+            expires_at: *expires_at,
+            endpoints: endpoints.as_deref(),
+            data,
         };
         let without_timestamp = Self { timestamp: None, ..sent };
         if sent.timestamp.is_some() && without_timestamp.fingerprint() == fingerprint {
@@ -55,18 +71,19 @@ impl<'a> EventContent<'a> {
     ///
     /// Stores have such hashes of older versions, so it never changes.
     pub fn fingerprint(&self) -> [u8; 32] {
-        let endpoints = self.endpoints.map(|ids| ids.iter().map(EndpointId::to_string).collect::<Vec<_>>().join(","));
+        let Self { event_type, key, timestamp, schema_version, expires_at, endpoints, data } = self;
+        let endpoints = endpoints.map(|ids| ids.iter().map(EndpointId::to_string).collect::<Vec<_>>().join(","));
         let parts = [
-            Some(self.event_type.as_bytes()),
-            self.key.map(str::as_bytes),
-            self.timestamp.map(str::as_bytes),
-            self.schema_version.map(str::as_bytes),
+            Some(event_type.as_bytes()),
+            key.map(str::as_bytes),
+            timestamp.map(str::as_bytes),
+            schema_version.map(str::as_bytes),
             endpoints.as_deref().map(str::as_bytes),
-            Some(self.data),
+            Some(*data),
         ];
         // `expires_at` was added later: where it is absent nothing is hashed for it,
         // so that stored fingerprints of older versions still match.
-        let expires_at = self.expires_at.map(|at| format!("expires_at={}", at.as_millisecond()));
+        let expires_at = expires_at.map(|at| format!("expires_at={}", at.as_millisecond()));
         let late = expires_at.as_deref().map(|text| Some(text.as_bytes()));
         let mut hash = digest::Context::new(&digest::SHA256);
         for part in parts.into_iter().chain(late) {

@@ -18,7 +18,7 @@ use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 
 row! {
-    /// What an attempt needs of a delivery, besides its event.
+    /// Columns that an attempt needs, besides those of the event.
     pub both struct ClaimColumns {
         /// Number of the delivery.
         no: i64 = "d.no",
@@ -67,7 +67,7 @@ impl ClaimColumns {
 }
 
 row! {
-    /// What is shown of a delivery, besides its event and its last attempt.
+    /// Columns that are shown of a delivery, besides its event and its last attempt.
     pub both struct ShownColumns {
         /// Number of the delivery.
         no: i64 = "d.no",
@@ -170,7 +170,7 @@ impl ShownColumns {
 }
 
 row! {
-    /// What is read of a delivery to find out whether its time is over.
+    /// Columns that decide whether a delivery has expired.
     pub both struct OverdueColumns {
         /// Number of the delivery.
         no: i64 = "d.no",
@@ -182,6 +182,9 @@ row! {
         expires_at: Option<i64> = "d.expires_at",
         /// Columns of its budget.
         progress: ProgressColumns = ProgressColumns::COLUMNS,
+        /// Whether it was replayed, or made by a backfill: `b` is its row in that
+        /// table, if it has one.
+        is_replay_or_backfill: bool = "(d.replayed_at IS NOT NULL OR b.event IS NOT NULL)",
     }
 }
 
@@ -192,6 +195,7 @@ impl From<OverdueColumns> for OverdueDelivery {
             endpoint: columns.endpoint,
             expires_at: columns.expires_at.map(at),
             progress: columns.progress.into(),
+            is_replay_or_backfill: columns.is_replay_or_backfill,
         }
     }
 }
@@ -254,7 +258,7 @@ row! {
         created_at: i64 = "d.created_at",
         /// Attempts made in its whole life.
         attempts: i32 = "d.attempts",
-        /// Its event, as it is shown.
+        /// Event of the delivery, as it is shown.
         event: ShownEvent = ShownEvent::COLUMNS,
     }
 }

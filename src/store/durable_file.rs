@@ -1,7 +1,7 @@
 //! Writes small files (keys, tokens, marks) so that each is whole or absent.
 //!
 //! The text is on disk before the file gets its name, and the name is on disk
-//! before anyone relies on it. `tests/tidy.rs` allows renames only here.
+//! before anyone relies on it. `tests/tidy/` allows renames only here.
 //!
 //! What root makes in a folder of another user belongs to that user: commands are
 //! run with `sudo`, and the gateway that opens the files is not.
@@ -25,7 +25,7 @@ pub fn give_to_owner_of(folder: &Path, new: impl AsFd) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    give(new.as_fd(), &rustix::fs::stat(folder)?)
+    give_ownership(new.as_fd(), &rustix::fs::stat(folder)?)
 }
 
 /// Creates a folder that only its owner may use, the owner of the folder it is in
@@ -37,7 +37,7 @@ pub fn create_private_folder(path: &Path) -> Result<()> {
     give_to_owner_of(folder_of(path), rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-fn give(new: impl AsFd, to: &Stat) -> Result<()> {
+fn give_ownership(new: impl AsFd, to: &Stat) -> Result<()> {
     let own = rustix::fs::fstat(&new)?;
     if (own.st_uid, own.st_gid) == (to.st_uid, to.st_gid) {
         return Ok(());
@@ -75,7 +75,7 @@ fn take_after(new: &File, path: &Path) -> Result<()> {
     if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
         return Ok(());
     }
-    give(new, &old)?;
+    give_ownership(new, &old)?;
     let mode = old.st_mode & KEPT_MODE;
     if mode != rustix::fs::fstat(new)?.st_mode & 0o777 {
         rustix::fs::fchmod(new, Mode::from_raw_mode(mode))?;

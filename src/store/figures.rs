@@ -7,6 +7,7 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::Result;
 use crate::model::failing_endpoints::FailingEndpoints;
@@ -32,8 +33,9 @@ impl FigureWriter {
     }
 }
 
-/// Whose figures they are: of the gateway, a tenant or an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// Owner of figures: the gateway, a tenant or an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FigureScope {
     /// All tenants together.
     Gateway,
@@ -45,7 +47,7 @@ pub enum FigureScope {
 
 impl FigureScope {
     /// Returns the part that the figures are stored in: all rows of one part
-    /// are written, folded and deleted together, and the parts take turns.
+    /// are written, rolled up and deleted together, and the parts take turns.
     pub fn part(&self) -> Shard {
         match self {
             Self::Gateway => Shard(0),
@@ -58,11 +60,11 @@ impl FigureScope {
 /// The figures of one scope in one window, to be written.
 #[derive(Debug, Clone)]
 pub struct FigureRow {
-    /// Whose figures they are.
+    /// Scope of the figures.
     pub scope: FigureScope,
-    /// What was counted.
+    /// Counts of the window or hour.
     pub figures: WindowFigures,
-    /// What was counted by event type; empty for an endpoint.
+    /// Counts by event type; empty for an endpoint.
     pub types: TypeFigures,
     /// Endpoints at which the most attempts failed; empty for an endpoint.
     pub failing: FailingEndpoints,
@@ -71,30 +73,30 @@ pub struct FigureRow {
 /// Figures that were read: of one window or hour, and of one writer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredFigures {
-    /// What they span.
+    /// Length of time that the figures span.
     pub span: FigureSpan,
     /// Beginning of the window or the hour.
     pub at: Timestamp,
-    /// What was counted.
+    /// Counts of the window or hour.
     pub figures: WindowFigures,
-    /// What was counted by event type.
+    /// Counts by event type.
     pub types: TypeFigures,
     /// Endpoints at which the most attempts failed.
     pub failing: FailingEndpoints,
 }
 
-/// Up to when figures are folded into hours and deleted.
+/// Up to when figures are rolled up into hours and deleted.
 #[derive(Debug, Clone, Copy)]
 pub struct FigureHorizon {
-    /// Hours that end at this time or before it are folded.
-    pub fold_until: Timestamp,
-    /// Windows that begin before this time are deleted, once they are folded.
+    /// Hours that end at this time or before it are rolled up.
+    pub roll_up_until: Timestamp,
+    /// Windows that begin before this time are deleted, once they are rolled up.
     pub windows_before: Timestamp,
     /// Hours that begin before this time are deleted.
     pub hours_before: Timestamp,
 }
 
-/// How complete the figures are.
+/// Coverage of the figures: up to when they are complete, and their gaps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FigureCoverage {
     /// Time up to which every writer that is at work has written; nothing if
@@ -104,7 +106,7 @@ pub struct FigureCoverage {
     pub gaps: Vec<FigureGap>,
 }
 
-/// What a tenant's producers handed over on one day.
+/// Usage of a tenant on one day, for its bill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DayUsage {
     /// The tenant, also one that was deleted since.
@@ -152,12 +154,12 @@ pub trait FigureStore: Send + Sync {
         dropped: Option<FigureGap>,
     ) -> Result<()>;
 
-    /// Folds the next hour of a part, and deletes some of what was kept long
+    /// Rolls up the next hour of a part, and deletes some of what was kept long
     /// enough. Returns whether there may be more to do.
     async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool>;
 
     /// Reads the figures of a scope that begin in this time, oldest first:
-    /// hours as far as they are folded, if hours are asked for, else windows.
+    /// hours as far as they are rolled up, if hours are asked for, else windows.
     async fn figures(
         &self,
         scope: &FigureScope,

@@ -18,13 +18,13 @@ row! {
         tenant: TenantId = "t.id",
         /// Code of its state.
         state: StoredCode = "j.state",
-        /// What was asked for, as JSON.
+        /// Spec of the job, as JSON.
         spec: String = "j.spec",
         /// Time at which it began.
         created_at: i64 = "j.created_at",
         /// Time at which it ended.
         finished_at: Option<i64> = "j.finished_at",
-        /// Why it failed, if it did.
+        /// Why the job failed, if it did.
         error: Option<String> = "j.error",
     }
 }
@@ -64,10 +64,10 @@ row! {
         /// The last delivery that was looked at.
         after: Option<DeliveryId> = "w.after",
         /// Whether all deliveries were looked at.
-        is_read: bool = "w.is_read",
+        is_read: bool = "w.is_all_read",
         /// Whether nothing more comes of it.
         is_done: bool = "w.is_done",
-        /// How far it has come, as JSON.
+        /// Counts of the part, as JSON.
         counts: String = "w.counts",
     }
 }

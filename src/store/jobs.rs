@@ -15,11 +15,14 @@ use super::error::{Error, Result};
 use super::job_columns::{JobColumns, JobPartColumns};
 use super::plan::change::ChangeCondition;
 use super::queries::{ListPage, PageRequest};
+use super::stored_json::{from_json, to_json};
 use crate::model::audit::{AuditAction, Initiator};
 use crate::model::backfill::BackfillCandidate;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
-use crate::model::job::{Job, JobCandidate, JobChange, JobCounts, JobKind, JobPart, JobState, LeftOut, UNFINISHED_MAX};
+use crate::model::job::{
+    Job, JobCandidate, JobChange, JobCounts, JobKind, JobPart, JobSpec, JobState, LeftOut, MeasuredPace, UNFINISHED_MAX,
+};
 use crate::model::limits::OverLimit;
 use crate::model::operational_event::OperationalEventType;
 use crate::model::shard::Lease;
@@ -61,9 +64,9 @@ pub enum CandidateWalk {
 pub struct WaitingInJob {
     /// Id of the delivery.
     pub id: DeliveryId,
-    /// Its state; nothing, if it was forgotten.
+    /// State of the delivery; none if it was forgotten.
     pub state: Option<DeliveryState>,
-    /// Its lane, if it has one.
+    /// Lane of the delivery, if it has one.
     pub lane: Option<String>,
     /// Whether a predecessor in its lane holds it back.
     pub is_behind: bool,
@@ -143,6 +146,9 @@ pub struct BackfillTake {
     pub position: DeliveryId,
     /// Time at which it expires, in engine time.
     pub expires_at: Option<Timestamp>,
+    /// Public URL with which the link to its data begins, if the endpoint may get a link
+    /// and the event has none.
+    pub link_base: Option<String>,
 }
 
 /// One step of a part of a job.
@@ -150,7 +156,7 @@ pub struct BackfillTake {
 pub struct JobStep {
     /// Id of the job.
     pub job: JobId,
-    /// What is done to each delivery.
+    /// The change that the job makes to each delivery.
     pub kind: JobKind,
     /// What must still be true of each delivery.
     pub condition: ChangeCondition,
@@ -168,11 +174,13 @@ pub struct JobStep {
     pub hold: Vec<(DeliveryId, String)>,
     /// Deliveries that were held back and are decided about in this step.
     pub unhold: Vec<DeliveryId>,
-    /// What was left out on the way.
+    /// Reasons for which the step left deliveries out, one for each.
     pub left_out: Vec<LeftOut>,
     /// Changed deliveries that have ended since, and how. Deliveries that wait behind a
     /// dead letter are no longer followed once they are the last of the part.
     pub ended: Vec<(DeliveryId, Option<DeliveryState>)>,
+    /// How fast deliveries end, if it was measured anew.
+    pub pace: Option<MeasuredPace>,
 }
 
 /// One step of a purge.
@@ -213,10 +221,18 @@ impl JobStep {
         }
     }
 
+    /// Whether the step changes neither a delivery nor the part.
+    pub fn is_nothing(&self) -> bool {
+        let is_same_place = self.after == self.before.after && self.is_read == self.before.is_read;
+        let has_changes = !self.take.is_empty() || !self.backfill.is_empty() || !self.ended.is_empty();
+        is_same_place && !has_changes && self.hold.is_empty() && self.unhold.is_empty()
+    }
+
     /// Returns the part after the step, if so many deliveries were changed and these
     /// refused it.
     pub fn part_after(&self, changed: usize, refused: &[LeftOut]) -> JobPart {
         let mut counts: JobCounts = self.before.counts.clone();
+        counts.pace = self.pace.or(counts.pace);
         let changed = changed as u64;
         counts.held = (counts.held + self.hold.len() as u64).saturating_sub(self.unhold.len() as u64);
         counts.matched += changed + (refused.len() + self.left_out.len()) as u64;
@@ -286,6 +302,14 @@ pub(super) fn is_about(data: &[u8], tenant: &TenantId) -> bool {
     serde_json::from_slice::<serde_json::Value>(data).is_ok_and(|data| data["tenant"] == tenant.as_str())
 }
 
+/// Returns what an ended job of the gateway keeps of its spec when a tenant is purged at
+/// whose endpoints it had a part; nothing, if this version cannot read the spec.
+pub(super) fn spec_without_names(spec: &str) -> Option<String> {
+    let spec: JobSpec = from_json("jobs.spec", spec).ok()?;
+    let note = spec.note.as_ref().map(|_| "removed, since a tenant of this job was purged".to_owned());
+    Some(to_json(&JobSpec { filter: spec.filter.without_names(), note, ..spec }))
+}
+
 /// Returns the action that the audit log records for a change of a job.
 pub(super) fn action_of(change: JobChange) -> AuditAction {
     match change {
@@ -295,7 +319,7 @@ pub(super) fn action_of(change: JobChange) -> AuditAction {
     }
 }
 
-/// Puts the parts of jobs to their jobs, which stay in their order.
+/// Attaches each part to its job; the jobs keep their order.
 pub(super) fn with_parts(mut jobs: Vec<Job>, parts: Vec<(JobId, JobPart)>) -> Vec<Job> {
     let mut by_job: HashMap<JobId, Vec<JobPart>> = HashMap::new();
     for (job, part) in parts {

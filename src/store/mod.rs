@@ -49,7 +49,7 @@ pub mod figures;
 mod forgotten_row;
 mod job_columns;
 mod jobs;
-mod migrations;
+pub mod migrations;
 pub mod move_mark;
 pub mod outbox;
 mod overdue;
@@ -71,11 +71,11 @@ mod stored_value;
 mod typed_parameter;
 
 pub use acceptance::{AcceptResult, BatchMode, RoutedEvent};
-pub use access::{AccessStore, AuditQuery, TokenScope};
+pub use access::{ADMIN_TOKEN_NOTE, AccessStore, AuditQuery, TokenScope};
 pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointUpdate};
-pub use claim::{Claim, DuePage, DueQuery};
+pub use claim::{ArrivedDelivery, ArrivedQuery, Claim, DuePage, DueQuery, ReadClaims};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
-pub use codes::UnknownCode;
+pub use codes::{UnknownCode, delivery_no};
 pub use content::{ContentComparison, EventContent};
 pub use error::{DatabaseFault, Error, MissingResource, Result, UnavailableReason};
 pub use figures::FigureStore;
@@ -120,6 +120,12 @@ pub trait DeliveryQueue: Send + Sync {
     /// Reads an endpoint's due deliveries, oldest first. A member of a lane
     /// appears only when no predecessor holds it back.
     async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage>;
+
+    /// Reads deliveries that other nodes accepted, as far as they wait and no
+    /// predecessor holds them back. A store of one process has none.
+    async fn read_arrived(&self, _lease: Lease, _ask: &ArrivedQuery) -> Result<ReadClaims> {
+        Ok(ReadClaims::default())
+    }
 
     /// Records an attempt and the state it led to in one write. With a stale
     /// lease nothing is written.
@@ -202,6 +208,11 @@ pub trait Catalog: Send + Sync {
     fn self_test_endpoints(&self) -> Vec<Arc<Endpoint>>;
     /// Returns a tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
+    /// Returns the ids of the endpoints of a tenant, or of all tenants, newest first.
+    fn endpoint_ids(&self, tenant: Option<&TenantId>) -> Vec<EndpointId>;
+    /// Returns the endpoints of a tenant, or of all tenants, of which what is stored says
+    /// that they may need attention, newest first. They are few, however many there are.
+    fn notable_endpoints(&self, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>>;
     /// Returns why an endpoint that is there is not shown: only a newer version
     /// can read it.
     fn unreadable_endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<UnreadableRecord>;
@@ -297,6 +308,10 @@ pub trait History: Send + Sync {
     /// Returns the head of a lane and whether it is dead, if the lane has
     /// undelivered members.
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>>;
+    /// Returns for each of these endpoints the first lane that stands behind a dead
+    /// letter while others wait in it, if it has one. It looks at a bounded number of
+    /// lanes of each, about `look`.
+    async fn blocked_lanes(&self, endpoints: Vec<EndpointId>, look: usize) -> Result<Vec<(EndpointId, Lane)>>;
     /// Returns a page of an endpoint's lanes that have undelivered members.
     async fn lanes(
         &self,

@@ -17,6 +17,8 @@ pub struct OverdueDelivery {
     pub expires_at: Option<Timestamp>,
     /// The part of the delivery's budget that is used up.
     pub progress: Progress,
+    /// Whether it was replayed, or made by a backfill.
+    pub is_replay_or_backfill: bool,
 }
 
 /// Deliveries whose time may be over, and when to check again.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::Result;
 use super::seal::Seal;
 
-/// Where the next page begins.
+/// Position at which the next page of sealed texts begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResealCursor {
     /// Index of the column: settings, URLs, secrets.
@@ -25,7 +25,7 @@ pub struct ResealCursor {
 pub struct ResealedPage {
     /// Number of texts that were sealed again.
     pub count: usize,
-    /// Where the next page begins; none after the last.
+    /// Position at which the next page begins; none after the last.
     pub next: Option<ResealCursor>,
 }
 

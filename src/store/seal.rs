@@ -294,7 +294,7 @@ impl Seal {
 
     /// Returns the check text to store with what is sealed. [`Seal::fits`]
     /// compares it with a key; it does not reveal the key.
-    pub fn check(&self) -> String {
+    pub fn check_text(&self) -> String {
         self.first().check.clone()
     }
 
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_check_fits_its_own_key_alone_and_neither_it_nor_debug_tells_the_key() {
-        let check = seal(1).check();
+        let check = seal(1).check_text();
         assert!(seal(1).fits(&check) && seal(1).fits(&format!("{check}\n")));
         assert!(!seal(2).fits(&check) && !seal(1).fits("") && !seal(1).fits(&check[1..]));
         assert!(!check.contains(&hex::encode([1; 4])));
@@ -425,10 +425,10 @@ mod tests {
         assert!(text.len() == 65 && text.ends_with('\n'), "{text:?}");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let (second, is_made) = Seal::load_or_create(&path).unwrap();
-        assert!(!is_made && second.fits(&first.check()));
-        assert!(Seal::read(&path).unwrap().fits(&first.check()));
-        assert!(second.for_store(&first.check()).is_ok());
-        let why = second.for_store(&seal(1).check()).map(|_| ()).unwrap_err().to_string();
+        assert!(!is_made && second.fits(&first.check_text()));
+        assert!(Seal::read(&path).unwrap().fits(&first.check_text()));
+        assert!(second.for_store(&first.check_text()).is_ok());
+        let why = second.for_store(&seal(1).check_text()).map(|_| ()).unwrap_err().to_string();
         assert!(why.contains(&path.display().to_string()) && why.contains("--master-key-file"), "{why}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
@@ -440,8 +440,8 @@ mod tests {
         let (old, _) = Seal::load_or_create(&path).unwrap();
         let before = old.seal(b"a", "whsec_1");
         let both = Seal::begin_rotation(&path).unwrap();
-        assert!(both.fits(&old.check()) && both.check() != old.check());
-        let until_then = both.for_store(&old.check()).unwrap().seal(b"a", "whsec_2");
+        assert!(both.fits(&old.check_text()) && both.check_text() != old.check_text());
+        let until_then = both.for_store(&old.check_text()).unwrap().seal(b"a", "whsec_2");
         assert_eq!(old.open(b"a", &until_then).as_deref(), Some("whsec_2"), "a store's own key seals what it keeps");
         assert_eq!(both.open(b"a", &before).as_deref(), Some("whsec_1"));
         let after = both.reseal(b"a", &before).unwrap();
@@ -449,14 +449,14 @@ mod tests {
         assert_ne!(after[..ID_BYTES], before[..ID_BYTES], "the key's id stands before what it sealed");
         // A rotation that was stopped continues with the same new key.
         let again = Seal::begin_rotation(&path).unwrap();
-        assert_eq!(again.check(), both.check());
+        assert_eq!(again.check_text(), both.check_text());
         Seal::end_rotation(&path).unwrap();
         let new = Seal::read(&path).unwrap();
-        assert_eq!((new.check(), new.fits(&old.check())), (both.check(), false));
+        assert_eq!((new.check_text(), new.fits(&old.check_text())), (both.check_text(), false));
         assert_eq!((new.open(b"a", &after).as_deref(), new.open(b"a", &before)), (Some("whsec_1"), None));
         assert_eq!(old.open(b"a", &after).as_deref(), Some("whsec_1"), "a running process reads its file again");
-        assert!(old.is_outdated(&after) && old.use_key(&new.check()).is_ok() && !old.is_outdated(&after));
-        assert!(old.use_key(&seal(9).check()).is_err() && !old.is_outdated(&after), "an unknown key is not used");
+        assert!(old.is_outdated(&after) && old.use_key(&new.check_text()).is_ok() && !old.is_outdated(&after));
+        assert!(old.use_key(&seal(9).check_text()).is_err() && !old.is_outdated(&after), "an unknown key is not used");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
@@ -481,7 +481,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
         let results: Vec<(String, bool)> = std::thread::scope(|scope| {
-            let one = || Seal::load_or_create(&path).map(|(seal, is_made)| (seal.check(), is_made)).unwrap();
+            let one = || Seal::load_or_create(&path).map(|(seal, is_made)| (seal.check_text(), is_made)).unwrap();
             let all: Vec<_> = (0..16).map(|_| scope.spawn(one)).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });

@@ -25,7 +25,7 @@ pub struct Settlement {
     pub outcome: ClaimOutcome,
 }
 
-/// How a claim ended.
+/// Outcome of a claim.
 #[derive(Debug, Clone)]
 pub enum ClaimOutcome {
     /// A request was made.
@@ -83,7 +83,7 @@ pub struct SettleEffects {
     /// Claims that may be dispatched now: the next delivery of the lane, and
     /// deliveries of operational events about the settlement.
     pub freed: Vec<Claim>,
-    /// What the answer changed about the endpoint.
+    /// Changes that the answer made to the endpoint.
     pub update: EndpointUpdate,
     /// Types of those operational events.
     pub operational_events: Vec<OperationalEventType>,

@@ -5,9 +5,8 @@ use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
 use crate::driver::{Browser, Driver};
-use crate::in_chromium::sign_in;
-use crate::stage::{Filling, Stage};
-use crate::support::eventually;
+use crate::stage::{Filling, Stage, sign_in};
+use crate::support::{eager_retry, eventually};
 
 /// A window in which the menu is open.
 const WIDE: &str = "--window-size=1280,900";
@@ -212,8 +211,12 @@ async fn nothing_moves_under_a_hand_that_types_or_presses() {
     browser.wait_until("it could have been refreshed", FIVE_BEATS).await;
     assert_eq!(browser.run(ALL_OLD).await, json!(true), "somebody is typing");
     browser.press(BACKSPACE).await;
-    browser.wait_until("nothing is typed any more", ALL_FRESH).await;
+    // What has a field with the focus stays, until the hand is elsewhere.
+    let others = "return document.querySelector('[data-seen=old]:not(#acts)') === null";
+    browser.wait_until("nothing is typed any more", others).await;
     assert_eq!(browser.run("return document.activeElement.id").await, json!("pause-note"));
+    browser.run("document.activeElement.blur()").await;
+    browser.wait_until("nothing has the focus any more", ALL_FRESH).await;
     // A pointer that is down holds everything back until it is up.
     browser.open(&format!("{}/deliveries", stage.url())).await;
     browser.run("document.querySelector('h1').dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))").await;
@@ -222,5 +225,48 @@ async fn nothing_moves_under_a_hand_that_types_or_presses() {
     assert_eq!(browser.run(ALL_OLD).await, json!(true), "somebody is pressing");
     browser.run("document.querySelector('h1').dispatchEvent(new PointerEvent('pointerup', {bubbles: true}))").await;
     browser.wait_until("nothing is pressed any more", ALL_FRESH).await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn what_comes_and_what_goes_is_seen_without_a_reload() {
+    let (driver, stage) = (Driver::start().await, Stage::set(Filling::Full).await);
+    let browser = driver.browser(&[WIDE.to_owned()]).await;
+    sign_in(&browser, &stage, Site::Operator).await;
+    let client = &stage.gateway.client;
+    // Another person pauses the endpoint: what can be done about it now is another thing.
+    let endpoint = page_of(&stage, "/endpoints/default/ep_", "/edit").replace("/edit", "");
+    browser.open(&format!("{}{endpoint}", stage.url())).await;
+    browser.run("window.stays = true").await;
+    let has = |selector: &str| format!("return window.stays && document.querySelector({}) !== null", json!(selector));
+    browser.wait_until("it can be paused", &has("form[action$=\"/pause\"]")).await;
+    let path = endpoint.replace("/endpoints/default/", "/v1/tenants/default/endpoints/");
+    client.post_json(&format!("{path}/pause"), &json!({})).await.expect(200);
+    browser.wait_until("it can be resumed", &has("form[action$=\"/resume\"]")).await;
+    assert_eq!(browser.run(&has("form[action$=\"/pause\"]")).await, json!(false));
+    // The first dead letter brings a chart, and the last one takes it away.
+    browser.open(&format!("{}/dead-letters", stage.url())).await;
+    browser.run("window.stays = true").await;
+    assert_eq!(browser.run(&has("#days[hidden]")).await, json!(true));
+    let away = json!({"url": "http://127.0.0.1:9/", "event_types": ["late.*"], "retry": eager_retry(1)});
+    stage.gateway.create_endpoint(away).await;
+    stage.gateway.send(json!({"id": "late", "type": "late.one", "data": {}})).await;
+    browser.wait_until("the chart comes", &has("#days:not([hidden]) svg")).await;
+    let dead = stage.gateway.list("/v1/dead-letters").await[0]["id"].as_str().unwrap().to_owned();
+    client.post(&format!("/v1/tenants/default/dead-letters/{dead}/discard"), "").await.expect(202);
+    browser.wait_until("the chart goes", &has("#days[hidden]")).await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_live_page_whose_session_is_over_is_the_sign_in() {
+    let (driver, stage) = (Driver::start().await, Stage::set(Filling::Full).await);
+    let browser = driver.browser(&[WIDE.to_owned()]).await;
+    sign_in(&browser, &stage, Site::Operator).await;
+    browser.open(&format!("{}/live", stage.url())).await;
+    let connected = "return document.querySelector('[data-tail-note]').textContent.startsWith('Connected to ')";
+    browser.wait_until("the stream is open", connected).await;
+    stage.gateway.client.send("DELETE", "/v1/sessions", &[], "").await.unwrap();
+    browser.wait_until("the sign-in is shown", "return document.getElementById('token') !== null").await;
     browser.close().await;
 }

@@ -94,7 +94,8 @@ async fn a_customer_recovers_a_failing_endpoint_in_a_frame_without_third_party_c
     browser.enter_frame("#portal").await;
     browser.click("form[action$='sign-out'] button").await;
     browser.wait_until("the session is over", "return document.title.startsWith('Signed out')").await;
-    browser.click("a.button").await;
+    // By the page itself: the frame is gone before a driver's click has been answered.
+    browser.run("setTimeout(() => document.querySelector('a.button').click())").await;
     browser.leave_frame().await;
     browser.wait_until("the host's page is there again", "return document.title === 'host' && !window.isOld").await;
     browser.close().await;
@@ -164,6 +165,52 @@ async fn a_site_that_is_not_listed_cannot_frame_the_portal() {
     browser.open(&format!("https://{HOST_SITE}/")).await;
     let refused = frame_refusals(&browser).await;
     assert!(refused.iter().any(|line| line.contains("frame-ancestors 'none'")), "{refused:?}");
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_session_that_ends_in_a_frame_leads_back_to_the_page_around_it() {
+    let (driver, (gateway, front)) = (Driver::start().await, framed_gateway().await);
+    let browser = strict_browser(&driver, &front).await;
+    front.show_in_frames(&link(&gateway).await);
+    browser.open(&format!("https://{HOST_SITE}/settings")).await;
+    browser.run("window.isOld = true").await;
+    browser.enter_frame("#portal").await;
+    browser.wait_until("the portal is open in the frame", LOADED).await;
+    gateway.client.send("DELETE", "/v1/tenants/default/portal-sessions", &[], "").await.unwrap();
+    browser.wait_until("the page says so by itself", "return document.title.startsWith('Session over')").await;
+    let said = browser.text("main").await;
+    assert!(said.contains("This session is over") && !said.contains("Token"), "{said}");
+    // By the page itself: the frame is gone before a driver's click has been answered.
+    browser.run("setTimeout(() => document.querySelector('a.button').click())").await;
+    browser.leave_frame().await;
+    browser.wait_until("the host's page is there again", "return document.title === 'host' && !window.isOld").await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn an_operator_who_follows_a_link_from_elsewhere_is_still_signed_in() {
+    let (driver, (gateway, front)) = (Driver::start().await, framed_gateway().await);
+    let browser = strict_browser(&driver, &front).await;
+    let from_elsewhere = async |path: &str, shown: &str| {
+        browser.open(&format!("https://{OTHER_SITE}/chat")).await;
+        browser.run(&format!("location.href = 'https://{GATEWAY}{path}'")).await;
+        browser.wait_until(shown, &format!("return location.host === '{GATEWAY}' && {shown}")).await;
+    };
+    let is_form = "document.getElementById('token') !== null";
+    from_elsewhere("/endpoints?q=shop", is_form).await;
+    browser.type_into("#token", gateway.token()).await;
+    browser.click("button.primary").await;
+    let is_page = "document.title.startsWith('Endpoints') && document.readyState === 'complete'";
+    browser.wait_until("the sign-in leads to the page", &format!("return {is_page}")).await;
+    assert_eq!(browser.run("return location.search").await, "?q=shop");
+    from_elsewhere("/endpoints?q=other", is_page).await;
+    assert_eq!(browser.run("return location.search").await, "?q=other");
+    // Nothing goes round and round: each link was asked for once without a session.
+    let seen = front.cookies_seen();
+    let strangers =
+        seen.iter().filter(|(path, cookies)| path == "/endpoints" && !cookies.contains("__Host-posthaste="));
+    assert_eq!(strangers.count(), 2, "{seen:?}");
     browser.close().await;
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::by_hand::enter_on;
 use crate::driver::{Browser, Driver};
-use crate::stage::{Filling, Stage};
+use crate::stage::{Filling, Stage, sign_in};
 
 /// One way to look at pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,23 +72,6 @@ async fn view(browser: &Browser, viewing: Viewing) {
 
 async fn allow_script(browser: &Browser, is_allowed: bool) {
     browser.cdp("Emulation.setScriptExecutionDisabled", json!({"value": !is_allowed})).await;
-}
-
-/// Signs in with a token, as a person does. Works without script, too.
-pub async fn sign_in(browser: &Browser, stage: &Stage, site: Site) {
-    let (path, token) = match site {
-        Site::Operator => ("/sign-in", stage.gateway.token()),
-        Site::Portal => ("/portal/sign-in", stage.tenant_token.as_str()),
-    };
-    browser.open(&format!("{}{path}", stage.url())).await;
-    browser.type_into("#token", token).await;
-    browser.click("button.primary").await;
-    browser
-        .wait_until(
-            "the sign-in is through",
-            "return document.querySelector('nav.main') !== null && document.readyState === 'complete'",
-        )
-        .await;
 }
 
 /// Looks at one page and returns what is wrong with it.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste::model::delivery::DeadCause;
-use posthaste::model::figure_time::{WINDOW_MS, floor};
+use posthaste::model::figure_time::{WINDOW_MS, span_beginning};
 use posthaste::model::figures::{CountedAttempt, CountedEnd, WindowFigures};
 use posthaste::model::result_class::ResultClass;
 use posthaste::model::verdict::Verdict;
@@ -76,7 +76,7 @@ async fn with_history(mut gateway: Gateway, endpoints: [&str; 3], now: Timestamp
     let writer = FigureWriter(7);
     store.begin_figures(writer, now).await.unwrap();
     for back in 1..288_i64 {
-        let at = floor(now - SignedDuration::from_millis(back * WINDOW_MS), WINDOW_MS);
+        let at = span_beginning(now - SignedDuration::from_millis(back * WINDOW_MS), WINDOW_MS);
         // Busier by day than by night, and two hours of trouble.
         let busy = (400.0 + 300.0 * (back as f64 / 45.0).sin()) as u64 + (back as u64 * 7) % 31;
         let is_down = (30..54).contains(&back);

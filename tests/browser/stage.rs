@@ -6,6 +6,7 @@ use posthaste::dashboard::page_table::{self, PageRoute};
 use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
+use crate::driver::Browser;
 use crate::support::{Gateway, HOSTILE, Options, Receiver, Reply, eager_retry, eventually};
 
 /// What a gateway has been filled with.
@@ -58,7 +59,7 @@ impl Stage {
         let path = &page.path;
         // Not pages: a stylesheet, a picture, a stream, files to keep.
         let leaf = path.rsplit('/').next().unwrap_or_default();
-        if ["theme.css", "logo", "stream", "export", "download", "data", "body"].contains(&leaf) || leaf.contains('.') {
+        if ["stream", "export", "download", "data", "body"].contains(&leaf) || leaf.contains('.') {
             return None;
         }
         let mut filled = String::new();
@@ -122,4 +123,21 @@ async fn fill(gateway: &Gateway, receiver: &Receiver, filling: Filling, params: 
 
 fn id(of: &Value) -> String {
     of["id"].as_str().unwrap_or_else(|| panic!("no id in {of}")).to_owned()
+}
+
+/// Signs in with a token, as a person does. Works without script, too.
+pub async fn sign_in(browser: &Browser, stage: &Stage, site: Site) {
+    let (path, token) = match site {
+        Site::Operator => ("/sign-in", stage.gateway.token()),
+        Site::Portal => ("/portal/sign-in", stage.tenant_token.as_str()),
+    };
+    browser.open(&format!("{}{path}", stage.url())).await;
+    browser.type_into("#token", token).await;
+    browser.click("button.primary").await;
+    browser
+        .wait_until(
+            "the sign-in is through",
+            "return document.querySelector('nav.main') !== null && document.readyState === 'complete'",
+        )
+        .await;
 }

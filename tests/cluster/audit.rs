@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use crate::ledger::{Content, Entry};
+use crate::ledger::{Content, Entry, Ledger, TIMEOUT};
 use crate::load::AcknowledgedEvents;
 
 /// Limits of every endpoint of a ledger.
@@ -39,6 +39,25 @@ pub struct Findings {
     /// Requests made again though they were answered: the one before, and the
     /// repeat.
     pub repeats: Vec<(Entry, Entry)>,
+}
+
+impl Ledger {
+    /// Checks all promises that hold under any fault. `may_be_lost` says whose
+    /// answers the gateway may not have received or stored: only those requests
+    /// may be repeated.
+    pub fn check(
+        &self,
+        acknowledged: &AcknowledgedEvents,
+        cap: usize,
+        may_be_lost: impl Fn(&Entry) -> bool,
+    ) -> Findings {
+        let findings = Findings::of(&self.entries(), acknowledged, &Rules { cap, timeout: TIMEOUT });
+        findings.expect_none();
+        for (first, again) in &findings.repeats {
+            assert!(may_be_lost(first), "asked again for no reason: {first:?}, then {again:?}");
+        }
+        findings
+    }
 }
 
 impl Findings {

@@ -346,8 +346,8 @@ async fn paused_while_away(
     answered
 }
 
-/// How many wait is what the owner counts. While nobody has counted, nobody
-/// says anything.
+/// The number of waiting deliveries is what the owner counts; until it has counted,
+/// the number is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_is_right_or_unknown_while_an_endpoint_is_taken_over() {
     let ledger = Ledger::start(|_| Reply::Status(200)).await;

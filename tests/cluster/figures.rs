@@ -53,6 +53,37 @@ async fn the_figures_of_an_endpoint_add_up_over_a_take_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_node_has_written_yet_is_shown_by_every_node() {
+    let ledger = Ledger::start(|entry| Reply::Status(if entry.attempt == 1 { 503 } else { 200 })).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let (one, two) = (cluster.owned_by(0).await[0].clone(), cluster.owned_by(1).await[0].clone());
+    // Each is accepted at one node, and delivered by the other.
+    deliver(&cluster, &ledger, 1, &one, "one").await;
+    deliver(&cluster, &ledger, 0, &two, "two").await;
+    let of_endpoint = |name: &str| format!("{}/figures", cluster.path(name));
+    let events = EVENTS as u64;
+    let all = [(of_endpoint(&one), events), (of_endpoint(&two), events)];
+    let sums = [format!("{TENANT}/figures"), "/v1/figures".to_owned()].map(|path| (path, 2 * events));
+    for (node, (path, events)) in
+        cluster.nodes.iter().flat_map(|node| all.iter().chain(&sums).map(move |one| (node, one)))
+    {
+        // A window that is over just now is written in the next moment.
+        eventually("the figures of both nodes", || async {
+            let figures = node.client().get(path).await.expect(200);
+            let found = ["/accepted", "/ended/delivered", "/attempts/by_verdict/retry"].map(|of| sum(&figures, of));
+            if found == [*events; 3] { Ok(()) } else { Err(format!("{path} of {}: {figures}", node.name)) }
+        })
+        .await;
+    }
+    let types = cluster.nodes[0].client().get("/v1/figures/types").await.expect(200);
+    let attempts: Vec<&Value> = types["data"].as_array().unwrap().iter().map(|one| &one["attempts"]).collect();
+    assert_eq!(attempts, [&json!(2 * events), &json!(2 * events)], "{types}");
+    let table = cluster.nodes[1].client().get("/v1/health-table").await.expect(200);
+    let success = table["rows"].as_array().unwrap().iter().find(|row| row["name"] == "success_rate").unwrap();
+    assert_eq!(success["n"], 2 * events, "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_node_had_not_written_is_a_gap_once_its_shards_have_another_owner() {
     let ledger = Ledger::start(|_| Reply::Status(200)).await;
     let mut cluster = Cluster::new().await;

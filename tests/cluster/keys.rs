@@ -163,3 +163,62 @@ async fn nothing_is_sealed_under_a_key_that_a_node_elsewhere_does_not_have() {
     let address = cluster.nodes[0].gateway().address;
     Client::new(address, renewed["token"].as_str().unwrap()).get("/v1/tenants").await.expect(200);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_killed_while_it_makes_a_new_admin_token_leaves_one_that_every_node_takes() {
+    let receiver = Receiver::start().await;
+    let mut cluster = Cluster::new().await;
+    cluster.start(3).await;
+    cluster.settled().await;
+    let clients: Vec<&Client> = cluster.nodes.iter().map(|node| node.client()).collect();
+    endpoints(&clients, &receiver).await;
+    let made = json!({"tenant": "default", "rights": ["publish"]});
+    let made = clients[1].post_json("/v1/tokens", &made).await.expect(201);
+    let (is_over, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let load = [1, 2].map(|node| {
+        let client = Client::new(cluster.nodes[node].gateway().address, made["token"].as_str().unwrap());
+        let (is_over, sent) = (is_over.clone(), sent.clone());
+        tokio::spawn(async move {
+            while !is_over.load(Ordering::Relaxed) {
+                let event = json!({"type": "t1", "data": 1});
+                client.post_json("/v1/tenants/default/events", &event).await.expect(202);
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    });
+    let folder = cluster.folder().path().to_owned();
+    let (file, next) = (folder.join("admin-token"), folder.join("admin-token.next"));
+    let in_file = || std::fs::read_to_string(&file).unwrap().trim().to_owned();
+    let mut renewed = 0;
+    for round in 0..4_u32 {
+        let (before, is_last) = (in_file(), round == 3);
+        let client = Client::new(cluster.nodes[0].gateway().address, &before);
+        let renewing = tokio::spawn(async move { client.send("POST", "/v1/admin-token", &[], "").await.map(|_| ()) });
+        while in_file() == before && (is_last || !next.exists()) && !renewing.is_finished() {
+            tokio::time::sleep(std::time::Duration::from_micros(100)).await;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(u64::from(round))).await;
+        cluster.kill(0).await;
+        let _ = renewing.await;
+        cluster.restart(0).await;
+        let token = in_file();
+        renewed += usize::from(token != before);
+        for node in &cluster.nodes {
+            let address = node.gateway().address;
+            eventually("every node to take the token of the file, and no other", || async {
+                let answered = Client::new(address, &token).get("/v1/tenants").await.status;
+                let old = Client::new(address, &before).get("/v1/tenants").await.status;
+                // One that is wrong is 401, and 429 once it was tried a hundred times.
+                let is_alone = token == before || old != 200;
+                if answered == 200 && is_alone { Ok(()) } else { Err(format!("{answered} and {old}")) }
+            })
+            .await;
+        }
+    }
+    assert!(renewed > 0, "every kill came before the new token was stored");
+    is_over.store(true, Ordering::Relaxed);
+    for worker in load {
+        worker.await.expect("no event is refused");
+    }
+    receiver.wait_for(sent.load(Ordering::Relaxed)).await;
+}

@@ -20,8 +20,7 @@ use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
-use crate::audit::{Findings, Rules};
-use crate::load::{AcknowledgedEvents, RecordingPosition, hash};
+use crate::load::{RecordingPosition, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
@@ -33,7 +32,7 @@ pub const SECRET: &str = "whsec_cG9zdGhhc3RlIHNpZ25zIHdpdGggdGhpcyBoZXJl";
 /// Time at which the first ledger was opened; entries print times relative to it.
 static OPENED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// One request.
+/// One request that arrived, and its answer.
 #[derive(Clone)]
 pub struct Entry {
     /// Name of the endpoint: the path after its `/`.
@@ -217,23 +216,6 @@ impl Ledger {
     pub async fn wait_for_more(&self, count: usize) {
         let wanted = self.count() + count;
         self.wait_until(&format!("{count} more requests"), |entries| entries.len() >= wanted).await;
-    }
-
-    /// Checks all promises that hold under any fault. `may_be_lost` says whose
-    /// answers the gateway may not have received or stored: only those requests
-    /// may be repeated.
-    pub fn check(
-        &self,
-        acknowledged: &AcknowledgedEvents,
-        cap: usize,
-        may_be_lost: impl Fn(&Entry) -> bool,
-    ) -> Findings {
-        let findings = Findings::of(&self.entries(), acknowledged, &Rules { cap, timeout: TIMEOUT });
-        findings.expect_none();
-        for (first, again) in &findings.repeats {
-            assert!(may_be_lost(first), "asked again for no reason: {first:?}, then {again:?}");
-        }
-        findings
     }
 }
 

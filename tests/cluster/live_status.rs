@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use crate::ledger::{Ledger, Reply};
 use crate::nodes::Cluster;
-use crate::support::{Client, eventually};
+use crate::support::{Client, EventStream, PageClient, eventually};
 
 const TENANT: &str = "/v1/tenants/default";
 /// How many questions were ever asked from node to node.
-const ASKED: &str = "SELECT last_value FROM pg_sequences
+const ASKED: &str = "SELECT coalesce(last_value, 0) FROM pg_sequences
     WHERE format('%I.%I', schemaname, sequencename) = pg_get_serial_sequence('posthaste.node_questions', 'no')";
 /// Every published row, and the transaction that wrote it.
 const PUBLISHED: &str =
@@ -37,8 +37,13 @@ async fn looking_at_another_nodes_endpoints_writes_nothing_and_neither_does_an_i
     shows(stranger, &cluster.path(&idle), "that nothing waits there", |health| health["waiting"] == 0).await;
 
     let asked = async || cluster.database().rows(ASKED).await;
-    let (before, published) = (asked().await, cluster.database().rows(PUBLISHED).await);
-    assert!(published.len() > 256, "an owner says of each of its shards that it is complete");
+    let rows = async || cluster.database().rows(PUBLISHED).await;
+    eventually("that each owner says of each of its shards that it is complete", || async {
+        let published = rows().await.len();
+        if published > 256 { Ok(()) } else { Err(format!("{published} rows are published")) }
+    })
+    .await;
+    let (before, published) = (asked().await, rows().await);
     // Several times as long as an owner waits before it publishes again.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(4);
     while std::time::Instant::now() < until {
@@ -49,7 +54,42 @@ async fn looking_at_another_nodes_endpoints_writes_nothing_and_neither_does_an_i
         }
     }
     assert_eq!(asked().await, before, "nobody was asked");
-    assert_eq!(cluster.database().rows(PUBLISHED).await, published, "nothing was written");
+    assert_eq!(rows().await, published, "nothing was written");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_looks_at_figures_and_lag_shares_the_answers_of_a_second() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let endpoint = cluster.path(&cluster.owned_by(1).await.remove(0));
+    let paths = [
+        "/v1/cluster".to_owned(),
+        "/v1/attention".to_owned(),
+        "/v1/health-table".to_owned(),
+        "/v1/figures".to_owned(),
+        "/v1/figures?step=1h".to_owned(),
+        format!("{TENANT}/figures"),
+        format!("{endpoint}/figures"),
+        format!("{endpoint}/health-table"),
+    ];
+    // How far behind the other is, and the figures of the gateway, a tenant and an endpoint.
+    let questions = 4;
+    let asked = async || cluster.database().number(ASKED).await;
+    let (before, began) = (asked().await, std::time::Instant::now());
+    let mut looks = 0;
+    while began.elapsed() < std::time::Duration::from_secs(4) || looks < 100 {
+        for node in &cluster.nodes {
+            for path in &paths {
+                node.client().get(path).await.expect(200);
+                looks += 1;
+            }
+        }
+    }
+    let asked = asked().await - before;
+    let seconds = i64::try_from(began.elapsed().as_secs()).unwrap();
+    // A second begins where the one before ended, and each is asked anew where a window ends or is written.
+    let most = questions * cluster.nodes.len() as i64 * (seconds + 1 + 3);
+    assert!((1..=most).contains(&asked), "{asked} questions for {looks} looks in {seconds} s; at most {most}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,6 +120,31 @@ async fn every_node_shows_what_an_owner_knows_and_after_its_end_what_the_next_on
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn accepts_are_held_on_every_node_for_as_long_as_one_of_them_asks() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let asks = |span: &str| {
+        format!(
+            "INSERT INTO posthaste.accept_delays (tenant, node, delay_ms, held_until)
+             SELECT no, -1, 1000, clock_timestamp() + interval '{span}' FROM posthaste.tenants WHERE id = 'default'
+             ON CONFLICT (node, tenant) DO UPDATE SET held_until = excluded.held_until"
+        )
+    };
+    // A second is the longest that an accept is held: then it is refused.
+    for (span, status) in [("-1 s", 202), ("1 h", 503), ("-1 s", 202)] {
+        cluster.database().execute(&asks(span)).await;
+        for node in &cluster.nodes {
+            eventually("the answer of every node", || async {
+                let event = json!({"type": "some.event", "data": 1});
+                let answer = node.client().post_json(&format!("{TENANT}/events"), &event).await;
+                if answer.status == status { Ok(()) } else { Err(answer.status.to_string()) }
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_crash_of_the_database_took_is_published_anew() {
     let ledger = Ledger::start(|_| Reply::Status(200)).await;
     let mut cluster = Cluster::on_server_of_its_own().await;
@@ -103,4 +168,19 @@ async fn what_a_crash_of_the_database_took_is_published_anew() {
     for node in &cluster.nodes {
         shows(node.client(), &cluster.path(&name), "what waits there", |health| health["waiting"] == 1).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_live_page_says_that_the_attempts_of_other_nodes_are_missing() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let gateway = cluster.nodes[0].gateway();
+    let token = json!({"tenant": "default", "rights": ["read"], "name": "shop"});
+    let token = cluster.nodes[0].client().post_json("/v1/tokens", &token).await.expect(201);
+    let portal = PageClient::portal(gateway, token["token"].as_str().unwrap()).await;
+    let operator = PageClient::operator(gateway).await;
+    let mut live = EventStream::open(gateway, "/live/stream", ("cookie", operator.cookie())).await;
+    live.until("The attempts of the other node are not shown here.").await;
+    let mut live = EventStream::open(gateway, "/portal/live/stream", ("cookie", portal.cookie())).await;
+    live.until("Some attempts are missing here").await;
 }

@@ -22,6 +22,7 @@ mod sockets;
 
 mod accept_anywhere;
 mod changes;
+mod drill;
 mod figures;
 mod frozen;
 mod jobs;
@@ -29,6 +30,7 @@ mod joining;
 mod keys;
 mod limits;
 mod live_status;
+mod night;
 mod node_loss;
 mod pooler;
 mod test_servers;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use posthaste::model::audit::Initiator;
 use posthaste::model::backfill::BackfillCandidate;
-use posthaste::model::delivery::DeliveryState;
+use posthaste::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::id::{DeliveryId, JobId};
 use posthaste::model::job::{Job, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
 use posthaste::store::plan::change::ChangeCondition;
-use posthaste::store::{BackfillQuery, BackfillTake, JobStep};
+use posthaste::store::{BackfillQuery, BackfillTake, DeliveryChange, JobStep, UntriedQuery};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -22,6 +22,8 @@ for_every_store! {
     an_event_stays_as_long_as_a_backfilled_delivery_of_it,
     what_was_backfilled_is_expunged_with_its_event,
     a_backfilled_delivery_survives_that_the_store_is_closed,
+    a_thin_endpoint_gets_a_link_that_is_fixed_with_the_event,
+    what_waits_says_whether_its_time_began_with_its_event,
 }
 
 async fn candidates(fixture: &StoreFixture, endpoint: &Endpoint) -> Vec<BackfillCandidate> {
@@ -34,6 +36,16 @@ async fn candidates(fixture: &StoreFixture, endpoint: &Endpoint) -> Vec<Backfill
 /// Gives events to an endpoint in one step. Returns the deliveries, and what was left
 /// out.
 async fn backfill(fixture: &StoreFixture, endpoint: &Endpoint, events: &[&str]) -> (Vec<DeliveryId>, Vec<LeftOut>) {
+    backfill_with_links(fixture, endpoint, events, None).await
+}
+
+/// Gives events to an endpoint in one step, while the gateway has this public URL.
+async fn backfill_with_links(
+    fixture: &StoreFixture,
+    endpoint: &Endpoint,
+    events: &[&str],
+    base: Option<&str>,
+) -> (Vec<DeliveryId>, Vec<LeftOut>) {
     let filter = JobFilter { endpoints: vec![endpoint.id], ..Default::default() };
     let (per_second, not_older_than, note) = (None, None, None);
     let kind = JobKind::Backfill;
@@ -51,6 +63,7 @@ async fn backfill(fixture: &StoreFixture, endpoint: &Endpoint, events: &[&str]) 
     fixture.store.create_job(&Initiator::Gateway, job.clone(), 50).await.unwrap();
     let known = candidates(fixture, endpoint).await;
     let position = |id: &str| known.iter().find(|one| one.event.id.as_str() == id).expect("it is there").position;
+    let take = |position| BackfillTake { position, expires_at: None, link_base: base.map(str::to_owned) };
     let step = JobStep {
         job: job.id,
         kind,
@@ -59,11 +72,12 @@ async fn backfill(fixture: &StoreFixture, endpoint: &Endpoint, events: &[&str]) 
         after: None,
         is_read: true,
         take: Vec::new(),
-        backfill: events.iter().map(|id| BackfillTake { position: position(id), expires_at: None }).collect(),
+        backfill: events.iter().map(|id| take(position(id))).collect(),
         hold: Vec::new(),
         unhold: Vec::new(),
         left_out: Vec::new(),
         ended: Vec::new(),
+        pace: None,
     };
     let advanced = fixture.store.advance_job(fixture.lease(endpoint.id), step, at(101)).await.unwrap();
     let counts = fixture.store.job(&ours(), job.id).await.unwrap().unwrap().counts();
@@ -196,4 +210,43 @@ async fn a_backfilled_delivery_survives_that_the_store_is_closed(fixture: StoreF
     assert_ne!(later.id, made[0]);
     assert_eq!(fixture.due_ids(&second, at(106)).await, ["e1"]);
     assert_eq!(backfill(&fixture, &second, &["e1"]).await, (Vec::new(), vec![LeftOut::AlreadyGot]));
+}
+
+async fn a_thin_endpoint_gets_a_link_that_is_fixed_with_the_event(fixture: StoreFixture) {
+    let first = fixture.endpoint(json!({"ordering": "none"})).await;
+    fixture.accept(event("e1").at(at(1)).to(&first)).await;
+    let thin = json!({"format": "thin", "ordering": "none"});
+    let (second, third) = (fixture.endpoint(thin.clone()).await, fixture.endpoint(thin).await);
+    let (one, other) = ("https://hooks.example.com", "https://elsewhere.example.com");
+    assert_eq!(backfill_with_links(&fixture, &second, &["e1"], Some(one)).await.0.len(), 1);
+    assert_eq!(backfill_with_links(&fixture, &third, &["e1"], Some(other)).await.0.len(), 1);
+    let fixture = fixture.reopened().await;
+    for (endpoint, format) in [(&first, BodyFormat::Envelope), (&second, BodyFormat::Thin), (&third, BodyFormat::Thin)]
+    {
+        let claim = fixture.due(endpoint, at(200)).await.claims.remove(0);
+        assert_eq!((claim.format, claim.is_damaged), (format, false), "what was there before is not damaged by it");
+        assert_eq!(claim.event.link_base.as_deref(), Some(one), "the first one stays");
+    }
+    assert!(candidates(&fixture, &first).await.iter().all(|one| !one.is_damaged));
+}
+
+async fn what_waits_says_whether_its_time_began_with_its_event(fixture: StoreFixture) {
+    let first = fixture.endpoint(json!({})).await;
+    sent_to(&fixture, &first, "past", "k", 1).await;
+    let second = fixture.endpoint(json!({"ordering": "none"})).await;
+    let replayed = fixture.claim(event("replayed").expiring(at(2_000)).to(&second)).await;
+    fixture.die(&replayed, DeadCause::Expired, at(50)).await;
+    fixture.change(replayed.id, DeliveryChange::Replay, at(60)).await.unwrap();
+    let fresh = fixture.claim(event("fresh").expiring(at(1_000)).to(&second)).await;
+    let (made, _) = backfill(&fixture, &second, &["past"]).await;
+    let ask = UntriedQuery { before: at(500), after: None, limit: 10 };
+    let untried = fixture.store.read_untried(&ours(), ask).await.unwrap().found;
+    let mut untried: Vec<_> = untried.iter().map(|one| (one.id, one.is_replay_or_backfill)).collect();
+    untried.sort();
+    let mut expected = vec![(replayed.id, true), (fresh.id, false), (made[0], true)];
+    expected.sort();
+    assert_eq!(untried, expected);
+    let overdue = fixture.store.read_overdue(at(5_000), 10).await.unwrap().found;
+    let overdue: Vec<_> = overdue.iter().map(|one| (one.id, one.is_replay_or_backfill)).collect();
+    assert_eq!(overdue, [(fresh.id, false), (replayed.id, true)]);
 }

@@ -20,6 +20,7 @@ for_every_store! {
     putting_a_tenant_again_keeps_when_it_was_created,
     a_deleted_tenant_takes_its_endpoints_along_and_its_id_can_be_used_anew,
     endpoints_are_listed_newest_first,
+    endpoints_that_may_need_attention_are_known_without_looking_at_all,
     an_endpoint_of_an_unknown_tenant_is_refused,
     who_wants_an_event_follows_types_filter_and_names,
     changed_settings_are_seen_at_once_and_survive_closing,
@@ -99,6 +100,40 @@ async fn endpoints_are_listed_newest_first(fixture: StoreFixture) {
     let ids = [fixture.endpoint(json!({})).await.id, fixture.endpoint(json!({})).await.id];
     let listed: Vec<_> = fixture.store.endpoints(&ours()).iter().map(|endpoint| endpoint.id).collect();
     assert_eq!(listed, [ids[1], ids[0]]);
+}
+
+async fn endpoints_that_may_need_attention_are_known_without_looking_at_all(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let one = fixture.endpoint(json!({})).await.id;
+    let two = fixture.endpoint_of(&acme, json!({})).await.id;
+    let three = fixture.endpoint(json!({})).await.id;
+    let ids = |fixture: &StoreFixture, tenant: Option<&TenantId>| fixture.store.endpoint_ids(tenant);
+    assert_eq!(ids(&fixture, None), [three, two, one], "newest first, over all tenants");
+    assert_eq!((ids(&fixture, Some(&ours())), ids(&fixture, Some(&acme))), (vec![three, one], vec![two]));
+    let notable = |fixture: &StoreFixture, tenant: Option<&TenantId>| -> Vec<_> {
+        fixture.store.notable_endpoints(tenant).iter().map(|endpoint| endpoint.id).collect()
+    };
+    assert!(notable(&fixture, None).is_empty());
+    let change = async |fixture: &StoreFixture, tenant: &TenantId, id, change, seconds| {
+        fixture.store.change_endpoint(&Initiator::Gateway, tenant, id, change, at(seconds)).await.unwrap();
+    };
+    let state = |state| EndpointChange::State { state, note: None };
+    change(&fixture, &ours(), one, state(EndpointState::Paused), 10).await;
+    let open = EndpointChange::Breaker { is_open: true, until: Some(at(500)), note: None };
+    change(&fixture, &acme, two, open, 11).await;
+    let rotate =
+        EndpointChange::Rotate { secret: fixture.secret("whsec_BBBB", at(12)), overlap: Duration::from_secs(9) };
+    change(&fixture, &ours(), three, rotate, 12).await;
+    assert_eq!(notable(&fixture, None), [three, two, one]);
+    assert_eq!((notable(&fixture, Some(&ours())), notable(&fixture, Some(&acme))), (vec![three, one], vec![two]));
+    let fixture = fixture.reopened().await;
+    assert_eq!(notable(&fixture, None), [three, two, one], "also after a start");
+    // One that was resumed ramps, and is notable for that.
+    change(&fixture, &ours(), one, state(EndpointState::Active), 20).await;
+    assert_eq!(notable(&fixture, Some(&ours())), [three, one]);
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), one, at(21)).await.unwrap();
+    fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(22)).await.unwrap();
+    assert_eq!((notable(&fixture, None), ids(&fixture, None)), (vec![three], vec![three]));
 }
 
 async fn an_endpoint_of_an_unknown_tenant_is_refused(fixture: StoreFixture) {

@@ -7,29 +7,38 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{Delivery, Progress};
+use posthaste::model::delivery::{Delivery, DeliveryState, Progress};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EventId, JobId, TenantId};
-use posthaste::model::job::{Job, JobChange, JobFilter, JobPart, JobSpec, JobState};
+use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState};
 use posthaste::store::plan::change::ChangeCondition;
 use posthaste::store::{
-    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery, EndpointChange, Error, EventQuery, JobStep,
-    PageRequest, RoutedEvent, SettleEffects, Settlement, UntriedQuery,
+    AcceptResult, BackfillQuery, BackfillTake, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery,
+    EndpointChange, Error, EventQuery, JobStep, PageRequest, RoutedEvent, SettleEffects, Settlement, UntriedQuery,
 };
 use serde_json::Value;
 
 use crate::fixture::{StoreFixture, names};
 use crate::model::{
-    Accepted, Effects, EndpointStep, JobOrder, JobStepMade, Model, Name, NewEvent, Refusal, Snapshot, delivery_line,
-    endpoint_line,
+    Accepted, BackfillMade, Effects, EndpointStep, JobOrder, JobStepMade, Model, Name, NewEvent, PastEventSeen,
+    Refusal, Snapshot, delivery_line, endpoint_line,
 };
 
 /// An answer, and what of it only the stores know.
 pub struct Answer<T> {
     pub answer: T,
     pub details: String,
+}
+
+/// What a step of a job acts on.
+#[derive(Default)]
+struct GivenToJob {
+    take: Vec<DeliveryId>,
+    backfill: Vec<BackfillTake>,
+    /// The events of the backfill, with their numbers in the model.
+    events: Vec<(u32, Event)>,
 }
 
 /// A store under comparison.
@@ -271,10 +280,52 @@ impl ComparedStore {
         now: Timestamp,
         model: &Model,
     ) -> Answer<JobStepMade> {
+        let take: Vec<DeliveryId> = chosen.iter().map(|name| self.id(*name)).collect();
+        self.run_job(order, n, GivenToJob { take, ..GivenToJob::default() }, now, model).await
+    }
+
+    /// Lets a backfill give these events of the model to an endpoint in one step.
+    pub async fn backfill(
+        &mut self,
+        n: usize,
+        chosen: &[u32],
+        expires_at: Option<Timestamp>,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<BackfillMade> {
+        let (store, endpoint) = (self.fixture.store.clone(), self.endpoints[n].clone());
+        let query = BackfillQuery { after: None, since: None, look: 1_000 };
+        let candidates = store.backfill_candidates(endpoint.id, query).await.expect("they are read").events;
+        let found = |number: &u32| {
+            let id = model.events[number].id.as_str();
+            candidates.iter().find(|one| one.event.id.as_str() == id).expect("it is read")
+        };
+        let take = |number| BackfillTake { position: found(number).position, expires_at, link_base: None };
+        let order = JobOrder { kind: JobKind::Backfill, state: DeliveryState::Waiting, even_overtaken: false };
+        let take: Vec<BackfillTake> = chosen.iter().map(take).collect();
+        let events = chosen.iter().map(|number| (*number, found(number).event.clone())).collect();
+        let made =
+            self.run_job(order, n, GivenToJob { backfill: take, events, ..GivenToJob::default() }, now, model).await;
+        let seen = candidates.iter().map(|one| PastEventSeen {
+            id: one.event.id.to_string(),
+            is_got: one.is_got,
+            is_overtaken: one.is_overtaken,
+        });
+        Answer { answer: BackfillMade { seen: seen.collect(), step: made.answer }, details: made.details }
+    }
+
+    /// Creates a job, makes one step of it, and cancels it.
+    async fn run_job(
+        &mut self,
+        order: JobOrder,
+        n: usize,
+        GivenToJob { take, backfill, events }: GivenToJob,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<JobStepMade> {
         let (store, endpoint) = (self.fixture.store.clone(), self.endpoints[n].clone());
         let job = new_job(order, &endpoint, JobId::mint(now, self.fixture.mint()), now);
         store.create_job(&Initiator::Gateway, job.clone(), 1_000).await.expect("it is written");
-        let take: Vec<DeliveryId> = chosen.iter().map(|name| self.id(*name)).collect();
         let step = JobStep {
             job: job.id,
             kind: order.kind,
@@ -283,15 +334,19 @@ impl ComparedStore {
             after: take.last().copied(),
             is_read: false,
             take,
-            backfill: Vec::new(),
+            backfill,
             hold: Vec::new(),
             unhold: Vec::new(),
             left_out: Vec::new(),
             ended: Vec::new(),
+            pace: None,
         };
         let lease = store.lease(&endpoint.tenant, endpoint.id);
         let advanced = store.advance_job(lease, step, now).await.expect("it is written");
         self.learn_operational_events(model).await;
+        for (number, event) in &events {
+            self.learn(*number, event).await;
+        }
         let open = store.open_jobs().await.expect("they are read").jobs;
         let part = open.into_iter().find(|open| open.id == job.id).expect("it goes on").parts.remove(0);
         let of_job = (&job.tenant, job.id);
@@ -439,7 +494,7 @@ impl ComparedStore {
                 format!("endpoint {n}"),
                 endpoint_line(
                     current.status.state,
-                    current.quiet_until,
+                    current.backpressure_until,
                     current.settings.on_dead == OnDead::Skip,
                     is_open,
                 ),

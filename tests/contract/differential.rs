@@ -35,7 +35,7 @@ const COMMANDS_MAX: usize = 50;
 #[derive(Debug, Clone)]
 enum Command {
     Accept {
-        events: Vec<Draft>,
+        events: Vec<EventDraft>,
         together: BatchMode,
     },
     /// Claims what is due.
@@ -70,6 +70,12 @@ enum Command {
         /// Whether deliveries in another state are among them, too.
         is_any_state: bool,
     },
+    /// Gives past events to an endpoint, in one step of a job.
+    Backfill {
+        endpoint: usize,
+        events: Vec<usize>,
+        expires_in: Option<i64>,
+    },
     Endpoint {
         endpoint: usize,
         step: EndpointStep,
@@ -91,7 +97,7 @@ enum Command {
 }
 
 #[derive(Debug, Clone)]
-struct Draft {
+struct EventDraft {
     tenant: usize,
     id: u8,
     data: u8,
@@ -126,7 +132,7 @@ enum EndpointSignal {
 
 fn commands() -> impl Strategy<Value = Vec<Command>> {
     let draft = (0..2_usize, 0..12_u8, 0..8_u8, 0..4_usize, 1..8_u8, maybe(1..50), maybe(1..60)).prop_map(
-        |(tenant, id, data, key, targets, due_in, expires_in)| Draft {
+        |(tenant, id, data, key, targets, due_in, expires_in)| EventDraft {
             tenant,
             id,
             // Mostly the same, so that an id that comes again is a repeat.
@@ -215,6 +221,9 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         }),
         6 => (order, any_number(), proptest::collection::vec(any_number(), 1..6), any::<bool>()).prop_map(
             |(job, endpoint, deliveries, is_any_state)| Command::Job { job, endpoint, deliveries, is_any_state },
+        ),
+        4 => (any_number(), proptest::collection::vec(any_number(), 1..5), maybe(1..60)).prop_map(
+            |(endpoint, events, expires_in)| Command::Backfill { endpoint, events, expires_in },
         ),
         4 => (any_number(), step).prop_map(|(endpoint, step)| Command::Endpoint { endpoint, step }),
         2 => proptest::option::of(by()).prop_map(|by| Command::Expire { by }),
@@ -345,6 +354,9 @@ impl Comparison {
             Command::Job { job, endpoint, deliveries, is_any_state } => {
                 self.job(*job, endpoint % self.model.endpoints.len(), deliveries, *is_any_state).await?;
             }
+            Command::Backfill { endpoint, events, expires_in } => {
+                self.backfill(endpoint % self.model.endpoints.len(), events, *expires_in).await?;
+            }
             Command::Endpoint { endpoint, step } => {
                 let (n, now) = (endpoint % self.model.endpoints.len(), self.now);
                 let expected = self.model.change_endpoint(n, *step, now);
@@ -385,11 +397,11 @@ impl Comparison {
         Timestamp::from_second(self.now.as_second() + seconds).expect("in range")
     }
 
-    async fn accept(&mut self, drafts: &[Draft], together: BatchMode) -> Result<(), String> {
+    async fn accept(&mut self, drafts: &[EventDraft], together: BatchMode) -> Result<(), String> {
         let tenants = [ours(), tenant("other")];
         // A batch is one tenant's.
         let of = &tenants[drafts[0].tenant];
-        let new = |draft: &Draft| {
+        let new = |draft: &EventDraft| {
             let endpoints = self.model.endpoints.iter().enumerate();
             let wanted = endpoints.filter(|(_, endpoint)| endpoint.tenant == *of && !endpoint.is_deleted);
             NewEvent {
@@ -449,7 +461,7 @@ impl Comparison {
                 EndpointSignal::Health => {
                     update.health = Some(Box::new(EndpointHealth { version, ..EndpointHealth::default() }));
                 }
-                EndpointSignal::Quiet(seconds) => update.quiet_until = Some(self.later(seconds)),
+                EndpointSignal::Quiet(seconds) => update.backpressure_until = Some(self.later(seconds)),
                 EndpointSignal::Event(what) => {
                     let endpoint_events = vec![endpoint_event(what, now)];
                     *update = EndpointUpdate { endpoint_events, ..update.clone() };
@@ -548,6 +560,26 @@ impl Comparison {
         let (first, second) = tokio::join!(
             embedded.make_job_step(job, n, &chosen, now, &self.model),
             postgres.make_job_step(job, n, &chosen, now, &self.model)
+        );
+        agree(&expected, &first, &second)
+    }
+
+    /// Gives past events to an endpoint, oldest first as jobs do. Operational events have
+    /// other ids in each store, and are left out.
+    async fn backfill(&mut self, n: usize, picks: &[usize], expires_in: Option<i64>) -> Result<(), String> {
+        let endpoint = &self.model.endpoints[n];
+        let among = self.model.past_events(n);
+        if among.is_empty() || endpoint.is_deleted || endpoint.tenant.is_system() {
+            return Ok(());
+        }
+        let chosen: BTreeSet<u32> = picks.iter().map(|pick| among[pick % among.len()]).collect();
+        let (chosen, now): (Vec<u32>, _) = (chosen.into_iter().collect(), self.now);
+        let expires_at = expires_in.map(|seconds| self.later(seconds));
+        let expected = self.model.backfill(n, &chosen, expires_at, now);
+        let [embedded, postgres] = &mut self.stores;
+        let (first, second) = tokio::join!(
+            embedded.backfill(n, &chosen, expires_at, now, &self.model),
+            postgres.backfill(n, &chosen, expires_at, now, &self.model)
         );
         agree(&expected, &first, &second)
     }

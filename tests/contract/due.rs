@@ -5,7 +5,7 @@ use std::sync::Arc;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::next_state::NextState;
 use posthaste::model::shard::{Epoch, Lease};
-use posthaste::store::{DuePage, DueQuery, Error};
+use posthaste::store::{ArrivedDelivery, ArrivedQuery, DuePage, DueQuery, Error};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, event_id};
@@ -110,4 +110,32 @@ async fn a_stale_lease_reads_nothing(fixture: StoreFixture) {
     let stale = Lease { epoch: Epoch(lease.epoch.0 - 1), ..lease };
     let refused = fixture.store.read_due(stale, ask(&endpoint, 100, 10)).await.unwrap_err();
     assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_node_accepted_is_read_by_its_number_as_far_as_it_waits() {
+    let fixture = StoreFixture::postgres().await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let large = format!("\"{}\"", "x".repeat(1_000));
+    let mut deliveries = Vec::new();
+    for n in 1..=4 {
+        let claim = fixture.claim(event(&format!("e{n}")).saying(&large).at(at(n)).to(&endpoint)).await;
+        let event = fixture.number(&format!("SELECT no FROM posthaste.events WHERE id = 'e{n}'")).await;
+        deliveries.push(ArrivedDelivery { id: claim.id, event, due_at: claim.due_at });
+        if n == 2 {
+            fixture.deliver(&claim, at(5)).await;
+        }
+    }
+    let lease = fixture.lease(endpoint.id);
+    for (bytes_max, expected, reached) in
+        [(usize::MAX, vec!["e1", "e3", "e4"], 4), (1_500, vec!["e1"], 2), (1, vec!["e1"], 1)]
+    {
+        let ask = ArrivedQuery { endpoint: endpoint.id, deliveries: deliveries.clone(), bytes_max };
+        let read = fixture.store.read_arrived(lease, &ask).await.unwrap();
+        let ids: Vec<String> = read.claims.iter().map(event_id).collect();
+        assert_eq!(ids, expected);
+        assert_eq!(read.reached, reached);
+        let stale = Lease { epoch: Epoch(lease.epoch.0 - 1), ..lease };
+        assert!(matches!(fixture.store.read_arrived(stale, &ask).await, Err(Error::Stale(_))));
+    }
 }

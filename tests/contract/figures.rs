@@ -1,10 +1,10 @@
-//! Figures: written once, folded into hours, and kept for as long as said.
+//! Figures: written once, rolled up into hours, and kept for as long as said.
 
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::failing_endpoints::FailingEndpoints;
-use posthaste::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS, later};
+use posthaste::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS, millis_later};
 use posthaste::model::figures::WindowFigures;
 use posthaste::model::id::EndpointId;
 use posthaste::model::type_figures::{TypeCounts, TypeFigures};
@@ -64,8 +64,8 @@ fn delivered(read: &[StoredFigures]) -> Vec<(i64, u64)> {
     read.iter().map(|one| (since(one.at), one.figures.delivered)).collect()
 }
 
-fn horizon(fold: i64, windows: i64, hours: i64) -> FigureHorizon {
-    FigureHorizon { fold_until: window(fold), windows_before: window(windows), hours_before: window(hours) }
+fn horizon(rolled_up: i64, windows: i64, hours: i64) -> FigureHorizon {
+    FigureHorizon { roll_up_until: window(rolled_up), windows_before: window(windows), hours_before: window(hours) }
 }
 
 async fn maintain(fixture: &StoreFixture, scope: &FigureScope, horizon: FigureHorizon) {
@@ -134,7 +134,7 @@ async fn windows_go_once_they_are_folded_and_hours_in_their_time(fixture: StoreF
         write(&fixture, WRITER, n, &scope, 1).await;
     }
     maintain(&fixture, &scope, horizon(0, 24, 0)).await;
-    assert_eq!(read(&fixture, &scope, FigureSpan::Window).await.len(), 3, "what is not folded stays");
+    assert_eq!(read(&fixture, &scope, FigureSpan::Window).await.len(), 3, "what is not rolled up stays");
     maintain(&fixture, &scope, horizon(24, 24, 0)).await;
     assert_eq!(delivered(&read(&fixture, &scope, FigureSpan::Window).await), [(26, 1)]);
     assert_eq!(delivered(&read(&fixture, &scope, FigureSpan::Hour).await), [(0, 1), (12, 1), (26, 1)]);
@@ -209,7 +209,7 @@ async fn usage_is_counted_in_the_commit_that_accepts(fixture: StoreFixture) {
 
 async fn usage_outlives_the_events_and_is_forgotten_in_its_time(fixture: StoreFixture) {
     fixture.accept(event("nobody")).await;
-    fixture.forget(later(at(0), 100 * HOUR_MS), later(at(0), 100 * HOUR_MS)).await;
+    fixture.forget(millis_later(at(0), 100 * HOUR_MS), millis_later(at(0), 100 * HOUR_MS)).await;
     assert!(fixture.store.event(&ours(), &"nobody".parse().unwrap()).await.unwrap().is_none());
     assert_eq!(usage_today(&fixture).await[0].events, 1);
     fixture.store.forget_usage(today()).await.unwrap();

@@ -298,7 +298,7 @@ impl StoreFixture {
             policy: settings.check().expect("settings that hold"),
             settings,
             status: EndpointStatus::active(at(0)),
-            quiet_until: None,
+            backpressure_until: None,
             health: EndpointHealth::default(),
             mailed_at: None,
             secrets: vec![self.secret("whsec_AAAA", at(0))],

@@ -1,5 +1,5 @@
-//! Whatever PostgreSQL believes of the queue's size, no frequent statement
-//! reads all that waits.
+//! Whatever PostgreSQL believes of the size of the queue and the lanes, no frequent
+//! statement reads all that waits, or all lanes.
 //!
 //! Autovacuum may analyse the queue while it is nearly empty in a file that
 //! stays large. The planner then expects a handful of rows, and would collect
@@ -12,7 +12,7 @@ use crate::servers::postgres::Database;
 
 /// Waiting deliveries of the one endpoint.
 const WAITING: i64 = 4_000;
-/// More entries of the queue and its indexes than any statement here needs.
+/// More entries of the queue, the lanes and their indexes than any statement here needs.
 const READ_MAX: i64 = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -27,43 +27,62 @@ async fn no_frequent_statement_reads_all_that_waits_whatever_the_statistics_say(
         ("true ones", "SELECT 1".to_owned()),
         ("a large file that was nearly empty", forge(10, 5_000)),
         ("a small table", format!("{}; {FORGET_COLUMNS}", forge(1, 1))),
+        ("a table that was empty", forge(0, 1)),
+        ("a table that was empty, and of which nothing else is known", format!("{}; {FORGET_COLUMNS}", forge(0, 1))),
         ("a table that was never analysed", forge(-1, 0)),
         ("a huge table", forge(1_000_000_000, 100)),
     ] {
-        database.execute(&format!("ANALYZE posthaste.queue; {forged}")).await;
+        database.execute(&format!("ANALYZE posthaste.queue; ANALYZE posthaste.lanes; {forged}")).await;
         for (name, statement) in frequent_statements(database).await {
-            let read = entries_read(database, &statement).await;
+            let (read, lists) = read_of_queue(database, &statement).await;
             if read > READ_MAX {
                 too_many.push(format!("{name} reads {read} with the statistics of {statistics}"));
+            }
+            if lists > 0 && BY_NUMBER.contains(&name) {
+                too_many.push(format!(
+                    "{name} searches an index of lists {lists} times with the statistics of {statistics}"
+                ));
             }
         }
     }
     assert!(too_many.is_empty(), "of {WAITING} that wait: {too_many:#?}");
 }
 
-/// Makes the planner forget what it knows of the queue's columns.
-const FORGET_COLUMNS: &str = "DELETE FROM pg_statistic WHERE starelid = 'posthaste.queue'::regclass";
+/// Statements that are given numbers of deliveries. An index whose second column is the
+/// number would be read as a whole, with the entries of all that was settled, for
+/// each of them; what it returns of that is one entry, so its use is counted.
+const BY_NUMBER: [&str; 4] = ["read_claims", "lock_lanes", "settle_delivered", "settle_retry"];
 
-/// Returns SQL that makes the planner believe in these sizes of the queue.
+/// Makes the planner forget what it knows of the queue's columns.
+const FORGET_COLUMNS: &str =
+    "DELETE FROM pg_statistic WHERE starelid IN ('posthaste.queue'::regclass, 'posthaste.lanes'::regclass)";
+
+/// Returns SQL that makes the planner believe in these sizes of the queue, and of the
+/// lanes.
 fn forge(rows: i64, pages: i64) -> String {
-    format!(
-        "UPDATE pg_class SET reltuples = {rows}, relpages = {pages} WHERE oid = 'posthaste.queue'::regclass
-         OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'posthaste.queue'::regclass)"
-    )
+    format!("UPDATE pg_class SET reltuples = {rows}, relpages = {pages} WHERE oid IN ({TABLES_AND_INDEXES})")
 }
 
+/// The queue, the lanes, and their indexes.
+const TABLES_AND_INDEXES: &str = "SELECT t.oid FROM pg_class t
+     WHERE t.oid IN ('posthaste.queue'::regclass, 'posthaste.lanes'::regclass)
+     UNION ALL SELECT indexrelid FROM pg_index
+     WHERE indrelid IN ('posthaste.queue'::regclass, 'posthaste.lanes'::regclass)";
+
 /// Returns SQL that copies the one delivery that waits. Every second copy is in
-/// the same lane, whose head alone may start.
+/// the same lane, whose head alone may start. As many other lanes are empty.
 fn fill() -> String {
     format!(
         "ALTER TABLE posthaste.queue SET (autovacuum_enabled = off);
          INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, due_at, behind,
-                                      expiry_check_at, origin)
+                                      expiry_check_at, accepting_node)
          SELECT no + n, tenant, endpoint, shard, event, created_at, format, CASE WHEN n % 2 = 0 THEN 'lane' END,
-                CASE WHEN n % 2 = 0 THEN n END, due_at + n, n % 2 = 0 AND n > 2, expiry_check_at + n, origin
+                CASE WHEN n % 2 = 0 THEN n END, due_at + n, n % 2 = 0 AND n > 2, expiry_check_at + n, accepting_node
          FROM posthaste.queue, generate_series(1, {WAITING}) n;
          INSERT INTO posthaste.lanes (endpoint, lane, last_seq, head, head_since, touched_at)
-         SELECT endpoint, lane, {WAITING}, no, 0, 0 FROM posthaste.queue WHERE seq = 2"
+         SELECT endpoint, lane, {WAITING}, no, 0, 0 FROM posthaste.queue WHERE seq = 2
+         UNION ALL
+         SELECT endpoint, 'empty ' || n, 1, NULL, 0, 0 FROM posthaste.queue, generate_series(1, {WAITING}) n WHERE seq = 2"
     )
 }
 
@@ -129,12 +148,17 @@ async fn array(database: &Database, query: &str) -> String {
     format!("ARRAY[{}]::int8[]", numbers.join(", "))
 }
 
-/// Returns how many entries of the queue and its indexes a statement reads, and
-/// undoes what it did.
-async fn entries_read(database: &Database, statement: &str) -> i64 {
-    let read = "SELECT sum(pg_stat_get_xact_tuples_returned(c.oid))::bigint FROM pg_class c
-                WHERE c.oid = 'posthaste.queue'::regclass
-                OR c.oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'posthaste.queue'::regclass)";
+/// Returns how many entries of the queue, the lanes and their indexes a statement
+/// reads, and how often it searches the indexes of lists, and undoes what it did.
+async fn read_of_queue(database: &Database, statement: &str) -> (i64, i64) {
+    let read = format!(
+        "SELECT sum(pg_stat_get_xact_tuples_returned(c.oid))::bigint,
+                sum(pg_stat_get_xact_numscans(c.oid))
+                    FILTER (WHERE c.relname IN ('queue_by_endpoint', 'queue_by_tenant'))::bigint
+         FROM pg_class c WHERE c.oid IN ({TABLES_AND_INDEXES})"
+    );
     let rows = database.rows(&format!("BEGIN; {statement}; {read}; ROLLBACK")).await;
-    rows.last().and_then(|row| row[0].as_ref()?.parse().ok()).expect("the last row is the count")
+    let counts = rows.last().expect("the last row has the counts");
+    let count = |n: usize| counts[n].as_ref().and_then(|count| count.parse().ok()).expect("a count");
+    (count(0), count(1))
 }

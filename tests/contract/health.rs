@@ -20,6 +20,7 @@ for_every_store! {
     what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_cannot_undo,
     resuming_begins_a_new_life,
     another_url_and_a_breaker_switched_off_begin_a_new_life,
+    a_failure_of_the_url_before_does_not_count_for_the_new_one,
     a_breaker_opened_by_a_person_stays_open_through_other_settings,
     the_time_of_an_open_breaker_is_held_where_it_pauses_age_and_never_twice,
     milestones_are_kept_newest_first_page_by_page,
@@ -119,6 +120,7 @@ async fn health_is_kept_over_closing(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     settle_with_health(&fixture, &endpoint, failing(0, 1, 1), Vec::new()).await;
     assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
+    assert_eq!(fixture.store.notable_endpoints(None).len(), 1, "what fails is found without looking at all");
     let fixture = fixture.reopened().await;
     assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
     settle_with_health(&fixture, &endpoint, open(0, 2, 15), vec![opened()]).await;
@@ -225,6 +227,18 @@ async fn another_url_and_a_breaker_switched_off_begin_a_new_life(fixture: StoreF
         settle_with_health(&fixture, &endpoint, open(0, 1_001, 99), vec![opened()]).await;
         assert_eq!(known(&fixture, &endpoint), new, "what was heard before says nothing after it");
     }
+}
+
+async fn a_failure_of_the_url_before_does_not_count_for_the_new_one(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let moved = resettled(&fixture, &endpoint, json!({"url": "https://elsewhere.example/"}), 20).await;
+    assert_eq!(moved.endpoint.health.phase, BreakerPhase::Closed, "a new receiver needs no ramp: {moved:?}");
+    // Decided while the old URL was in force, and written now.
+    settle_with_health(&fixture, &endpoint, failing(0, 1, 1), Vec::new()).await;
+    assert_eq!(known(&fixture, &endpoint), moved.endpoint.health);
+    let fixture = stale_health_changes_nothing(fixture, &endpoint).await;
+    settle_with_health(&fixture, &endpoint, failing(1, 1, 1), Vec::new()).await;
+    assert_eq!(known(&fixture, &endpoint).failures, 1, "its own failures count");
 }
 
 async fn a_breaker_opened_by_a_person_stays_open_through_other_settings(fixture: StoreFixture) {

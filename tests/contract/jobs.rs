@@ -3,11 +3,13 @@
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::endpoint::Endpoint;
-use posthaste::model::id::{DeliveryId, JobId};
+use posthaste::model::id::{DeliveryId, JobId, TenantId};
 use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut};
 use posthaste::store::plan::change::ChangeCondition;
-use posthaste::store::{CandidateWalk, DeliveryChange, Error, JobStep, MissingResource, PageRequest};
-use serde_json::json;
+use posthaste::store::{
+    CandidateWalk, DeliveryChange, Error, EventQuery, JobStep, MissingResource, PageRequest, delivery_no,
+};
+use serde_json::{Value, json};
 
 use crate::fixture::{StoreFixture, at, event, names, ours};
 
@@ -27,6 +29,7 @@ for_every_store! {
     a_job_of_a_newer_version_keeps_no_other_from_going_on,
     a_job_that_cannot_go_on_has_failed_and_says_why,
     candidates_are_found_by_their_ids_and_tell_whose_data_is_gone,
+    candidates_by_id_are_in_the_order_of_their_numbers_whatever_their_times,
     a_passed_delivery_is_taken_only_if_that_was_asked_for,
     a_job_survives_that_the_store_is_closed,
     jobs_are_listed_newest_first_and_old_ones_are_forgotten,
@@ -75,7 +78,17 @@ fn step(job: &Job, before: &JobPart, take: &[DeliveryId]) -> JobStep {
         unhold: Vec::new(),
         left_out: Vec::new(),
         ended: Vec::new(),
+        pace: None,
     }
+}
+
+/// The state and the error with which the end of the last job was told.
+async fn told_end(fixture: &StoreFixture) -> (Value, Value) {
+    let page = PageRequest { cursor: None, limit: 100 };
+    let events = fixture.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap().data;
+    let told = events.iter().find(|record| record.event.event_type.as_str() == "job.finished").unwrap();
+    let data: Value = serde_json::from_slice(&told.event.data).unwrap();
+    (data["state"].clone(), data["error"].clone())
 }
 
 async fn dead_letters(fixture: &StoreFixture, endpoint: &std::sync::Arc<Endpoint>, count: i64) -> Vec<DeliveryId> {
@@ -260,6 +273,7 @@ async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixt
     let advanced = fixture.store.advance_job(lease, end, at(104)).await.unwrap();
     assert!(advanced.is_finished);
     assert_eq!(names(&advanced.operational_events), ["job.finished"]);
+    assert_eq!(told_end(&fixture).await, (json!("finished"), json!(null)));
     assert!(fixture.store.open_jobs().await.unwrap().jobs.is_empty() && waiting().await.is_empty());
     let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
     assert_eq!((job.state, job.finished_at), (JobState::Finished, Some(at(104))));
@@ -377,6 +391,7 @@ async fn a_job_that_cannot_go_on_has_failed_and_says_why(fixture: StoreFixture) 
     let job = started(&fixture, JobKind::Replay, &endpoint).await;
     let ended = fixture.store.fail_job(job.id, "a row is newer".into(), at(105)).await.unwrap();
     assert_eq!(names(&ended.operational_events), ["job.finished"]);
+    assert_eq!(told_end(&fixture).await, (json!("failed"), json!("a row is newer")));
     let again = fixture.store.fail_job(job.id, "another".into(), at(106)).await.unwrap();
     assert!(again.operational_events.is_empty());
     let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
@@ -403,6 +418,20 @@ async fn candidates_are_found_by_their_ids_and_tell_whose_data_is_gone(fixture: 
         .await
         .unwrap();
     assert_eq!(page.candidates.iter().map(|one| one.is_expunged).collect::<Vec<_>>(), [false, true, false]);
+}
+
+async fn candidates_by_id_are_in_the_order_of_their_numbers_whatever_their_times(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let mut ids = Vec::new();
+    for (n, accepted_at) in [30, 10, 20].into_iter().enumerate() {
+        ids.push(fixture.claim(event(&format!("e{n}")).at(at(accepted_at)).to(&endpoint)).await.id);
+    }
+    let found = fixture.store.job_candidates_by_id(&ours(), ids).await.unwrap();
+    let found: Vec<DeliveryId> = found.iter().map(|one| one.delivery.id).collect();
+    assert!(found.len() == 3 && found.is_sorted_by_key(|id| delivery_no(*id)), "{found:?}");
+    let walk = CandidateWalk::OldestFirst(None);
+    let page = fixture.store.job_candidates(endpoint.id, DeliveryState::Waiting, walk, 10).await.unwrap();
+    assert_eq!(page.candidates.iter().map(|one| one.delivery.id).collect::<Vec<_>>(), found);
 }
 
 async fn a_passed_delivery_is_taken_only_if_that_was_asked_for(fixture: StoreFixture) {
@@ -462,6 +491,7 @@ async fn a_job_without_endpoints_is_finished_at_once(fixture: StoreFixture) {
     let job = job(&fixture, JobKind::Replay, &[]);
     let begun = fixture.store.create_job(&Initiator::Gateway, job.clone(), 1).await.unwrap();
     assert_eq!(names(&begun.operational_events), ["job.finished"]);
+    assert_eq!(told_end(&fixture).await, (json!("finished"), json!(null)));
     let job = fixture.store.job(&ours(), job.id).await.unwrap().unwrap();
     assert_eq!((job.state, job.counts().matched), (JobState::Finished, 0));
 }

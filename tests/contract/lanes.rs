@@ -22,7 +22,10 @@ for_every_store! {
     a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked,
     lanes_tell_their_head_and_who_waits,
     lanes_page_by_key,
+    a_lane_that_keeps_others_waiting_is_found_among_those_that_do_not,
     a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told,
+    a_lane_whose_last_was_delivered_is_empty_and_goes_on_with_the_next,
+    a_lane_is_idle_from_the_end_of_its_last_delivery_on,
 }
 
 fn keyed(id: &str, endpoint: &Arc<posthaste::model::endpoint::Endpoint>) -> Draft {
@@ -224,4 +227,76 @@ async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(fixt
         assert_eq!(fixture.due_ids(&endpoint, at(100)).await, [format!("{lane}-3")]);
         assert_eq!(fixture.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[3], false)));
     }
+}
+
+async fn a_lane_that_keeps_others_waiting_is_found_among_those_that_do_not(fixture: StoreFixture) {
+    let quiet = fixture.endpoint(json!({})).await;
+    let blocked = fixture.endpoint(json!({})).await;
+    let one_lane = fixture.endpoint(json!({"ordering": "endpoint"})).await;
+    // Dead heads with nobody behind them, at both endpoints.
+    for (n, endpoint) in [&quiet, &quiet, &blocked, &blocked].into_iter().enumerate() {
+        let claim = fixture.claim(event(&format!("d{n}")).key(&format!("a{n}")).to(endpoint)).await;
+        fixture.die(&claim, DeadCause::Refused, at(5)).await;
+    }
+    // A head that is under way, with one behind it.
+    for id in ["busy", "behind"] {
+        fixture.accept(event(id).key("b").to(&blocked)).await;
+    }
+    let found = async || {
+        let endpoints = vec![quiet.id, blocked.id, one_lane.id];
+        let mut found = fixture.store.blocked_lanes(endpoints, 100).await.unwrap();
+        found.sort_by_key(|(id, _)| *id != blocked.id);
+        found
+    };
+    assert!(found().await.is_empty(), "nobody waits behind a dead letter");
+
+    let head = fixture.claim(event("head").key("k").to(&blocked)).await;
+    for id in ["w1", "w2"] {
+        fixture.accept(event(id).key("k").to(&blocked)).await;
+    }
+    let first = fixture.claim(event("first").to(&one_lane)).await;
+    fixture.accept(event("second").to(&one_lane)).await;
+    fixture.die(&head, DeadCause::Refused, at(7)).await;
+    fixture.die(&first, DeadCause::Refused, at(7)).await;
+    let lanes = found().await;
+    let told: Vec<_> = lanes.iter().map(|(id, lane)| (*id, lane.key.as_deref(), lane.head, lane.waiting)).collect();
+    assert_eq!(told, [(blocked.id, Some("k"), head.id, 2), (one_lane.id, None, first.id, 1)]);
+    assert!(lanes.iter().all(|(_, lane)| lane.is_blocked));
+    fixture.change(head.id, DeliveryChange::Discard, at(9)).await.unwrap();
+    fixture.change(first.id, DeliveryChange::Discard, at(9)).await.unwrap();
+    assert!(found().await.is_empty(), "they go on");
+}
+
+async fn a_lane_whose_last_was_delivered_is_empty_and_goes_on_with_the_next(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let first = fixture.claim(keyed("a", &endpoint).at(at(1))).await;
+    fixture.deliver(&first, at(50)).await;
+    assert!(lanes(&fixture, &endpoint, false).await.is_empty());
+    assert_eq!(fixture.store.lane_head(endpoint.id, "k").await.unwrap(), None);
+    let second = fixture.claim(keyed("b", &endpoint).at(at(60))).await;
+    let head = async || lanes(&fixture, &endpoint, false).await.first().map(|lane| (lane.head, lane.since));
+    assert_eq!((second.seq, head().await), (Some(2), Some((second.id, at(60)))));
+    // What has passed and is replayed holds up nobody, before others and after them.
+    fixture.change(first.id, DeliveryChange::Replay, at(70)).await.unwrap();
+    assert_eq!(head().await, Some((second.id, at(60))));
+    assert!(fixture.deliver(&second, at(80)).await.freed.is_empty());
+    fixture.change(second.id, DeliveryChange::Replay, at(90)).await.unwrap();
+    assert_eq!(head().await, None);
+    let third = fixture.claim(keyed("c", &endpoint).at(at(95))).await;
+    assert_eq!((third.seq, head().await), (Some(3), Some((third.id, at(95)))));
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["a", "b", "c"]);
+    assert_eq!(fixture.findings().await, [""; 0]);
+}
+
+async fn a_lane_is_idle_from_the_end_of_its_last_delivery_on(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(keyed("a", &endpoint).at(at(10))).await;
+    fixture.deliver(&claim, at(150)).await;
+    fixture.change(claim.id, DeliveryChange::Replay, at(200)).await.unwrap();
+    // A lane that is forgotten leaves its numbers to all later ones of its endpoint.
+    let first_of = async |key: &str, now| fixture.claim(event(key).key(key).at(now).to(&endpoint)).await.seq.unwrap();
+    fixture.forget(at(150), at(150)).await;
+    assert_eq!(first_of("x", at(210)).await, 1, "the lane was used at that very time");
+    fixture.forget(at(151), at(151)).await;
+    assert_eq!(first_of("y", at(220)).await, 2, "it was used before");
 }

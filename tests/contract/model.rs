@@ -16,10 +16,11 @@ use posthaste::model::next_state::NextState;
 use posthaste::store::{BatchMode, ClaimOutcome, DeliveryChange};
 
 mod answers;
+mod backfill;
 mod endpoints;
 mod lines;
 
-pub use answers::{Accepted, Effects, JobOrder, JobStepMade, Name, NewEvent, Refusal};
+pub use answers::{Accepted, BackfillMade, Effects, JobOrder, JobStepMade, Name, NewEvent, PastEventSeen, Refusal};
 pub use endpoints::{EndpointStep, ModelEndpoint};
 pub use lines::{Snapshot, delivery_line, endpoint_line};
 
@@ -28,6 +29,7 @@ pub struct ModelEvent {
     pub tenant: TenantId,
     pub id: String,
     data: String,
+    key: Option<&'static str>,
     accepted_at: Timestamp,
     pub deliveries: u32,
     is_expunged: bool,
@@ -57,6 +59,8 @@ pub struct ModelDelivery {
 #[derive(Debug, Clone)]
 struct ModelLane {
     last_seq: u64,
+    /// The latest event that has joined it.
+    last_event: u32,
     touched_at: Timestamp,
 }
 
@@ -106,6 +110,7 @@ impl Model {
             tenant: new.tenant.clone(),
             id: new.id.clone(),
             data: new.data.clone(),
+            key: new.key,
             accepted_at: now,
             deliveries: new.targets.len() as u32,
             is_expunged: false,
@@ -114,38 +119,51 @@ impl Model {
         self.events.insert(self.accepted, event);
         let mut free = Vec::new();
         for &endpoint in &new.targets {
-            let lane = match self.endpoints[endpoint].ordering {
-                Ordering::Key => new.key.map(str::to_owned),
-                Ordering::Endpoint => Some(String::new()),
-                Ordering::None => None,
-            };
-            let seq = lane.as_ref().map(|lane| {
-                let new = ModelLane { last_seq: self.endpoints[endpoint].seq_floor, touched_at: now };
-                let lane = self.lanes.entry((endpoint, lane.clone())).or_insert(new);
-                (lane.last_seq, lane.touched_at) = (lane.last_seq + 1, now);
-                lane.last_seq
-            });
-            let delivery = ModelDelivery {
-                state: DeliveryState::Waiting,
-                cause: None,
-                due_at: new.due_at.filter(|_| lane.is_none()).unwrap_or(now),
-                is_urgent: false,
-                attempts: 0,
-                attempts_before: 0,
-                begun_at: now,
-                finished_at: None,
-                expires_at: new.expires_at,
-                check_at: new.expires_at.map(past),
-                internal_errors: 0,
-                lane,
-                seq,
-                is_passed: false,
-            };
             let name = Name { event: self.accepted, endpoint };
-            self.deliveries.insert(name, delivery);
+            self.add_delivery(name, new.key, new.expires_at, now);
+            let delivery = self.delivery(name);
+            delivery.due_at = new.due_at.filter(|_| delivery.lane.is_none()).unwrap_or(now);
             free.extend(Some(name).filter(|name| !self.is_behind(*name)));
         }
         free
+    }
+
+    /// Adds a delivery that is due now, at the end of its lane if it has one.
+    fn add_delivery(&mut self, name: Name, key: Option<&str>, expires_at: Option<Timestamp>, now: Timestamp) {
+        let lane = self.lane_of(name.endpoint, key);
+        let seq = lane.as_ref().map(|lane| {
+            let last_seq = self.endpoints[name.endpoint].seq_floor;
+            let new = ModelLane { last_seq, last_event: name.event, touched_at: now };
+            let lane = self.lanes.entry((name.endpoint, lane.clone())).or_insert(new);
+            (lane.last_seq, lane.last_event, lane.touched_at) = (lane.last_seq + 1, name.event, now);
+            lane.last_seq
+        });
+        let delivery = ModelDelivery {
+            state: DeliveryState::Waiting,
+            cause: None,
+            due_at: now,
+            is_urgent: false,
+            attempts: 0,
+            attempts_before: 0,
+            begun_at: now,
+            finished_at: None,
+            expires_at,
+            check_at: expires_at.map(past),
+            internal_errors: 0,
+            lane,
+            seq,
+            is_passed: false,
+        };
+        self.deliveries.insert(name, delivery);
+    }
+
+    /// The lane that an event with this key joins at the endpoint, if it joins one.
+    fn lane_of(&self, endpoint: usize, key: Option<&str>) -> Option<String> {
+        match self.endpoints[endpoint].ordering {
+            Ordering::Key => key.map(str::to_owned),
+            Ordering::Endpoint => Some(String::new()),
+            Ordering::None => None,
+        }
     }
 
     /// The members of a lane that it has not moved past, in order.

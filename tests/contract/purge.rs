@@ -3,14 +3,20 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use posthaste::model::audit::{Caller, CallerIdentity, Initiator};
 use posthaste::model::delivery::DeadCause;
 use posthaste::model::endpoint::Endpoint;
-use posthaste::model::id::{EndpointId, JobId, TenantId};
-use posthaste::model::job::{Job, JobFilter, JobKind, JobPart, JobSpec, JobState};
+use posthaste::model::failing_endpoints::FailingEndpoints;
+use posthaste::model::figure_time::{FigureSpan, HOUR_MS};
+use posthaste::model::figures::WindowFigures;
+use posthaste::model::id::{DeliveryId, EndpointId, JobId, TenantId};
+use posthaste::model::job::{Job, JobChange, JobFilter, JobKind, JobPart, JobSpec, JobState};
 use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::{Tenant, TenantRetention};
+use posthaste::model::type_figures::{TypeCounts, TypeFigures};
+use posthaste::store::figures::{FigureHorizon, FigureRow, FigureScope, FigureWriter};
 use posthaste::store::{
     AuditQuery, BatchMode, Error, EventQuery, ForgottenCounts, MissingResource, PageRequest, PurgeStep, RetentionScope,
 };
@@ -21,9 +27,11 @@ use crate::fixture::{StoreFixture, at, event, ours, tenant};
 for_every_store! {
     a_purged_tenant_leaves_no_row_in_any_table,
     every_table_that_names_a_tenant_is_known_to_the_purge,
+    the_figures_of_the_gateway_keep_what_a_purged_tenant_counted_and_none_of_its_names,
     a_tenant_is_gone_from_the_first_commit_on_and_its_id_is_free_after_the_last,
     a_purge_goes_on_where_it_was_when_the_store_is_opened_again,
     a_step_from_an_outdated_part_or_a_stale_lease_is_refused,
+    jobs_over_all_tenants_that_have_ended_keep_no_name_of_a_purged_one,
     the_audit_log_keeps_that_it_happened_and_nothing_else,
     operational_events_about_the_tenant_go_and_lanes_of_others_move_on,
     a_deleted_tenant_can_be_purged_and_one_that_never_was_cannot,
@@ -217,6 +225,7 @@ async fn every_table_that_names_a_tenant_is_known_to_the_purge(fixture: StoreFix
     ];
     let own: &[&str] = match fixture.is_shared() {
         true => &[
+            "accept_delays",
             "attempts",
             "backlog",
             "dead",
@@ -232,6 +241,56 @@ async fn every_table_that_names_a_tenant_is_known_to_the_purge(fixture: StoreFix
     let mut known: Vec<&str> = both.iter().chain(own).copied().collect();
     known.sort_unstable();
     assert_eq!(found, known);
+}
+
+/// Figures of a scope with attempts by event type, and failures at endpoints.
+fn figures_of(scope: FigureScope, by_type: &[(&str, u64)], endpoints: &[EndpointId]) -> FigureRow {
+    let (mut types, mut failing) = (TypeFigures::default(), FailingEndpoints::default());
+    for (name, attempts) in by_type {
+        types.count(&name.parse().unwrap(), TypeCounts { attempts: *attempts, delivered: 0, dead: 0 });
+    }
+    endpoints.iter().for_each(|endpoint| failing.count(*endpoint, 9));
+    FigureRow { scope, figures: WindowFigures { accepted: 10, ..WindowFigures::default() }, types, failing }
+}
+
+async fn the_figures_of_the_gateway_keep_what_a_purged_tenant_counted_and_none_of_its_names(fixture: StoreFixture) {
+    let theirs = furnished(&fixture, &acme()).await.id;
+    let others = furnished(&fixture, &tenant("other")).await.id;
+    let hour = |n: i64| Timestamp::from_millisecond((19_700 * 24 + n) * HOUR_MS).unwrap();
+    let scopes = [FigureScope::Tenant(acme()), FigureScope::Tenant(tenant("other")), FigureScope::Gateway];
+    for n in 0..3 {
+        let rows = [
+            figures_of(scopes[0].clone(), &[("shared", 2), ("MARKER.theirs", 3)], &[theirs]),
+            figures_of(scopes[1].clone(), &[("shared", 5)], &[others]),
+            figures_of(scopes[2].clone(), &[("shared", 7), ("MARKER.theirs", 3)], &[theirs, others]),
+        ];
+        for row in rows {
+            fixture.store.write_figures(FigureWriter(11), row.scope.part(), hour(n), vec![row]).await.unwrap();
+        }
+    }
+    // One hour is rolled up for all, one for the gateway alone, and one for nobody.
+    for (scope, until) in scopes.iter().zip([1, 1, 2]) {
+        let horizon = FigureHorizon { roll_up_until: hour(until), windows_before: hour(0), hours_before: hour(0) };
+        while fixture.store.maintain_figures(scope.part(), horizon).await.unwrap() {}
+    }
+    let read = async |span| fixture.store.figures(&FigureScope::Gateway, span, hour(0), hour(3)).await.unwrap();
+    for span in [FigureSpan::Window, FigureSpan::Hour] {
+        assert!(read(span).await.iter().all(|row| row.types.by_type.len() == 2 && row.failing.worst(9).len() == 2));
+    }
+    let job = begun(&fixture).await;
+    finished(&fixture, &job).await;
+    for span in [FigureSpan::Window, FigureSpan::Hour] {
+        let rows = read(span).await;
+        assert_eq!(rows.len(), 3);
+        for row in rows {
+            let busiest = row.types.busiest(9).into_iter();
+            let left: Vec<(String, u64)> =
+                busiest.map(|(name, counts)| (name.as_str().to_owned(), counts.attempts)).collect();
+            assert_eq!(left, [("shared".to_owned(), 5)], "{span:?} {}", row.at);
+            assert_eq!((row.types.other.attempts, row.figures.accepted), (5, 10), "{span:?} {}", row.at);
+            assert_eq!(row.failing.worst(9), [(others, 9)], "{span:?} {}", row.at);
+        }
+    }
 }
 
 async fn a_tenant_is_gone_from_the_first_commit_on_and_its_id_is_free_after_the_last(fixture: StoreFixture) {
@@ -284,6 +343,52 @@ async fn a_step_from_an_outdated_part_or_a_stale_lease_is_refused(fixture: Store
     let stale = posthaste::model::shard::Lease { epoch: posthaste::model::shard::Epoch(77), ..lease };
     let refused = fixture.store.advance_purge(stale, step).await;
     assert!(matches!(refused, Err(Error::Stale(_))), "{refused:?}");
+}
+
+/// Starts a job over all tenants that takes what has these names, at these endpoints.
+async fn job_over_all(fixture: &StoreFixture, name: &str, endpoints: &[&Endpoint]) -> JobId {
+    let filter = JobFilter {
+        endpoints: endpoints.iter().map(|endpoint| endpoint.id).collect(),
+        event_types: vec![format!("{name}.*")],
+        key: Some(format!("{name}-key")),
+        answers: vec!["5xx".into()],
+        ids: vec![DeliveryId::mint(at(1), 77)],
+        ..JobFilter::default()
+    };
+    let mut job = purge_of(fixture, acme());
+    job.spec = JobSpec { kind: JobKind::Discard, filter, note: Some(format!("for {name}")), ..job.spec };
+    job.parts = endpoints.iter().map(|endpoint| JobPart::new(endpoint.tenant.clone(), endpoint.id)).collect();
+    fixture.store.create_job(&admin(), job.clone(), 9).await.unwrap();
+    job.id
+}
+
+async fn jobs_over_all_tenants_that_have_ended_keep_no_name_of_a_purged_one(fixture: StoreFixture) {
+    let theirs = furnished(&fixture, &acme()).await;
+    let others = furnished(&fixture, &tenant("other")).await;
+    let forgotten = Endpoint { id: EndpointId::mint(at(1), fixture.mint()), ..Endpoint::clone(&theirs) };
+    let cancelled = job_over_all(&fixture, "MARKER", &[&theirs, &others]).await;
+    let of_forgotten = job_over_all(&fixture, "MARKER", &[&forgotten, &others]).await;
+    let only_theirs = job_over_all(&fixture, "MARKER", &[&theirs]).await;
+    let running = job_over_all(&fixture, "running", &[&theirs, &others]).await;
+    let of_others = job_over_all(&fixture, "others", &[&others]).await;
+    for id in [cancelled, of_forgotten, of_others] {
+        let system = TenantId::system();
+        fixture.store.change_job(&admin(), (&system, id), JobChange::Cancel, 9, at(110)).await.unwrap();
+    }
+    let found = async |id| fixture.store.job(&TenantId::system(), id).await.unwrap().unwrap();
+    let (was_running, was_of_others) = (found(running).await, found(of_others).await);
+    let purge = begun(&fixture).await;
+    finished(&fixture, &purge).await;
+    for id in [cancelled, of_forgotten, only_theirs] {
+        let Job { state, spec, parts, .. } = found(id).await;
+        assert!(state.is_over() && parts.iter().all(|part| part.tenant != acme()), "{state:?} {parts:?}");
+        assert_eq!(spec.filter, JobFilter { answers: vec!["5xx".into()], ..JobFilter::default() });
+        assert!(spec.note.is_some_and(|note| note.contains("was purged") && !note.contains("MARKER")));
+    }
+    assert_eq!(found(running).await.spec, was_running.spec, "what still runs takes what it was started for");
+    assert_eq!(found(of_others).await, was_of_others);
+    assert_eq!(fixture.number("SELECT count(*) FROM jobs WHERE spec LIKE '%MARKER%'").await, 0);
+    assert_eq!(fixture.number("SELECT count(*) FROM job_parts WHERE tenant = 'acme'").await, 1, "that of the purge");
 }
 
 async fn the_audit_log_keeps_that_it_happened_and_nothing_else(fixture: StoreFixture) {

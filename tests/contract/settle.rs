@@ -306,22 +306,29 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFi
         else {
             unreachable!()
         };
-        let notice = EndpointUpdate { quiet_until: Some(at(until)), ..EndpointUpdate::default() };
+        let notice = EndpointUpdate { backpressure_until: Some(at(until)), ..EndpointUpdate::default() };
         let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update: notice.clone() };
         let settled =
             fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
         assert_eq!(settled.update, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
     }
     let fixture = fixture.reopened().await;
-    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().backpressure_until, Some(at(90)));
     let state_change = EndpointChange::State { state: EndpointState::Paused, note: None };
     fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change, at(2)).await.unwrap();
-    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
-    for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
+    assert_eq!(
+        fixture.store.any_endpoint(endpoint.id).unwrap().backpressure_until,
+        Some(at(90)),
+        "a pause changes nothing"
+    );
+    for (n, backpressure_until) in [(1, Some(at(90))), (2, None)] {
         let state_change = EndpointChange::State { state: EndpointState::Active, note: None };
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, state_change, at(2)).await.unwrap();
         let known = fixture.store.any_endpoint(endpoint.id).unwrap();
-        assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
+        assert_eq!(
+            known.backpressure_until, backpressure_until,
+            "resume {n}: the first ends the pause, the second the quiet"
+        );
     }
 }
 
@@ -333,17 +340,17 @@ async fn another_url_has_asked_for_nothing(fixture: StoreFixture) {
     else {
         unreachable!()
     };
-    let notice = EndpointUpdate { quiet_until: Some(at(90)), ..EndpointUpdate::default() };
+    let notice = EndpointUpdate { backpressure_until: Some(at(90)), ..EndpointUpdate::default() };
     let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update: notice };
     fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
-    for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
+    for (url, backpressure_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
         let current = fixture.store.any_endpoint(endpoint.id).unwrap();
         let settings = EndpointSettings { url: url.into(), description: "new".into(), ..current.settings.clone() };
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(3)).await.unwrap();
-        assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, quiet_until, "{url}");
+        assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().backpressure_until, backpressure_until, "{url}");
     }
 }
 

@@ -51,6 +51,21 @@ async fn is_remembered(fixture: &StoreFixture, id: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delays_of_accepts_replace_those_published_before_and_hold_for_a_moment() {
+    let fixture = StoreFixture::postgres().await;
+    let published =
+        "SELECT t.id, d.delay_ms, d.held_until - clock_timestamp() BETWEEN interval '0 s' AND interval '1 s'
+                     FROM posthaste.accept_delays d JOIN posthaste.tenants t ON t.no = d.tenant ORDER BY t.id";
+    for delays_ms in [vec![40], vec![90], Vec::new()] {
+        let delays = delays_ms.iter().map(|millis| (ours(), Duration::from_millis(*millis)));
+        fixture.store.publish_accept_delays(delays.collect()).await.unwrap();
+        let row = |millis: &u64| vec![Some(ours().to_string()), Some(millis.to_string()), Some("t".into())];
+        let expected: Vec<_> = delays_ms.iter().map(row).collect();
+        assert_eq!(fixture.database().rows(published).await, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_day_goes_whole_and_what_is_needed_outlives_it() {
     let fixture = StoreFixture::postgres().await;
     make_day(fixture.database()).await;
@@ -181,7 +196,7 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
                  SELECT {n}, no, 'old{n}', 'a.b', {ms}, 10 + {n}, 1, '{{}}' FROM posthaste.tenants WHERE id = 'default';
              INSERT INTO posthaste.producer_ids (tenant, id, event, fingerprint, accepted_at, deliveries)
                  SELECT no, 'old{n}', {n}, '', {ms}, 1 FROM posthaste.tenants WHERE id = 'default';
-             INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, due_at, behind, origin)
+             INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, due_at, behind, accepting_node)
                  SELECT 10 + {n}, tenant, no, shard, {n}, {ms}, 0, {ms}, false, 0 FROM posthaste.endpoints",
         );
         fixture.database().execute(&sql).await;

@@ -28,6 +28,7 @@ for_every_store! {
     codes_and_sessions_are_no_tokens_of_the_api,
     a_session_is_over_when_what_it_rests_on_is,
     a_session_that_nobody_uses_is_over_unless_another_node_saw_it,
+    a_session_that_watches_is_used_and_what_is_over_watches_no_more,
     a_session_has_no_more_than_its_maker,
     open_codes_are_limited_for_each_owner_alone,
     sign_ins_are_listed_and_ended_within_their_tenant,
@@ -252,6 +253,21 @@ async fn a_session_that_nobody_uses_is_over_unless_another_node_saw_it(fixture: 
     assert!(node.finds(&fixture, &begun.secret, at(5_500)).await);
     assert!(Node::new().finds(&fixture, &begun.secret, at(5_799)).await, "a node that never saw it asks the store");
     assert!(!Node::new().finds(&fixture, &begun.secret, at(5_800)).await);
+}
+
+async fn a_session_that_watches_is_used_and_what_is_over_watches_no_more(fixture: StoreFixture) {
+    let node = Node::new();
+    let begun = node.at(&fixture, at(0)).sign_in_with_token(ADMIN, from(), "req_1").await.unwrap();
+    let watcher = begun.session.principal();
+    let maker = node.at(&fixture, at(0)).maker_of(&watcher);
+    assert!(node.at(&fixture, at(1_799)).may_watch(&watcher, &maker));
+    assert!(node.finds(&fixture, &begun.secret, at(1_799 + 1_799)).await, "counted from when it watched last");
+    let scope = SignInScope::One { id: begun.session.id(), tenant: None };
+    fixture.store.end_sign_ins(&Initiator::Gateway, scope, AuditAction::SessionRevoked, at(3_600)).await.unwrap();
+    assert!(!node.at(&fixture, at(3_600)).may_watch(&watcher, &maker), "it was revoked");
+    let begun = node.at(&fixture, at(3_600)).sign_in_with_token(ADMIN, from(), "req_1").await.unwrap();
+    let watcher = begun.session.principal();
+    assert!(!node.at(&fixture, begun.session.ends_at()).may_watch(&watcher, &maker), "it has ended");
 }
 
 async fn a_session_has_no_more_than_its_maker(fixture: StoreFixture) {

@@ -114,8 +114,8 @@ async fn data_that_is_withheld_for_an_unknown_reason_is_not_shown_with_another(f
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.deliver(&claim, at(1)).await;
-    fixture.execute(&format!("UPDATE events SET withheld = {NEWER}")).await;
-    names(&fixture.store.event(&ours(), &claim.event.id).await.unwrap_err(), "withheld");
+    fixture.execute(&format!("UPDATE events SET data_withheld = {NEWER}")).await;
+    names(&fixture.store.event(&ours(), &claim.event.id).await.unwrap_err(), "data_withheld");
     let page = PageRequest { cursor: None, limit: 10 };
-    names(&fixture.store.events(&ours(), Default::default(), page).await.unwrap_err(), "withheld");
+    names(&fixture.store.events(&ours(), Default::default(), page).await.unwrap_err(), "data_withheld");
 }

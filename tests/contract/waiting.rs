@@ -18,10 +18,10 @@ for_every_store! {
     what_is_told_waits_and_is_counted_like_all_else,
     a_deleted_endpoint_or_tenant_has_nothing_waiting,
     the_weight_in_use_is_that_of_tenants_with_endpoints,
-    a_stumble_charges_nothing_and_the_third_is_the_end,
+    an_internal_error_charges_nothing_and_the_third_is_the_end,
     a_replay_starts_counting_internal_errors_again,
     a_poisoned_head_blocks_its_lane_alone,
-    a_stumble_of_what_was_cancelled_changes_nothing,
+    an_internal_error_of_what_was_cancelled_changes_nothing,
     the_oldest_due_is_the_first_that_may_go,
 }
 
@@ -165,7 +165,7 @@ async fn failed_internally(fixture: &StoreFixture, claim: &Claim, seconds: i64) 
     fixture.store.settle(fixture.lease(claim.endpoint), settlement(claim, outcome, at(seconds))).await.unwrap()
 }
 
-async fn a_stumble_charges_nothing_and_the_third_is_the_end(fixture: StoreFixture) {
+async fn an_internal_error_charges_nothing_and_the_third_is_the_end(fixture: StoreFixture) {
     fixture.put_tenant("_system").await;
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
@@ -219,7 +219,7 @@ async fn a_poisoned_head_blocks_its_lane_alone(fixture: StoreFixture) {
     assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["c"]);
 }
 
-async fn a_stumble_of_what_was_cancelled_changes_nothing(fixture: StoreFixture) {
+async fn an_internal_error_of_what_was_cancelled_changes_nothing(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();

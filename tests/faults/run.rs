@@ -32,7 +32,8 @@ const SCENARIOS: &[(&str, &str, u32)] = &[
     ("cluster", "clusters", 12),
     ("pause after an outage", "clusters", 9),
     ("failover", "standby", 2),
-    ("outbox", "outbox", 8),
+    ("outbox", "outbox", 6),
+    ("outbox, inbox on PostgreSQL", "outbox", 6),
 ];
 
 /// One run of a scenario.

@@ -95,7 +95,7 @@ fn endpoint(number: u128, settings: Value) -> Endpoint {
         policy: settings.check().expect("settings that hold"),
         settings,
         status: EndpointStatus::active(at(0)),
-        quiet_until: None,
+        backpressure_until: None,
         health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret(number)],
@@ -196,7 +196,8 @@ fn dispatcher_trip(times: u64) {
             started_at: now,
             answer: "answered 200".into(),
         };
-        let result = AttemptResult { breaker_input, is_answer: true, quiet_until: None, disables: None, draw: 0.5 };
+        let result =
+            AttemptResult { breaker_input, is_answer: true, backpressure_until: None, disables: None, draw: 0.5 };
         queues.apply_attempt_result(started.endpoint, started.id, Some(result), now);
         queues.settled(&started, None, now);
     }
@@ -219,8 +220,8 @@ fn figures(times: u64) {
     for number in 0..times {
         // A window has thousands of events, so that closing one costs them little.
         let now = at((number / 100) as i64);
-        counters.accepted(black_box(&claim.event), &[claim.endpoint], now);
-        counters.settled(claim.endpoint, black_box(&claim.event), &counted, now);
+        counters.count_accepted(black_box(&claim.event), &[claim.endpoint], now);
+        counters.count_settled(claim.endpoint, black_box(&claim.event), &counted, now);
     }
     black_box(counters.take_open(at(times as i64)));
 }
@@ -235,10 +236,10 @@ fn traces(times: u64) {
     let attempt = delivered_attempt();
     let mut batch = Vec::new();
     for claim in claims.iter().cycle().take(times as usize) {
-        tracer.accepted(black_box(&claim.event), at(0), Duration::from_millis(1), 1);
+        tracer.trace_accepted(black_box(&claim.event), at(0), Duration::from_millis(1), 1);
         let (written, offset) = ((at(1), at(1)), Default::default());
         let settled = SettledAttempt { claim: black_box(claim), attempt: &attempt, next: &next, written, offset };
-        tracer.settled(settled, || Some(("example.com".to_owned(), 443)));
+        tracer.trace_settled(settled, || Some(("example.com".to_owned(), 443)));
         batch.extend(std::iter::from_fn(|| spans.try_recv().ok()));
         if batch.len() >= 64 {
             black_box(encode(&node, &batch));

@@ -3,7 +3,9 @@
 use posthaste::lifecycle::deliver::sign::sha256_hex;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, CapturedOutput, Client, Gateway, Options, Receiver, Reply, eager_retry, eventually};
+use crate::support::{
+    Answer, CapturedOutput, Client, Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of,
+};
 
 for_every_store! {
     an_accepted_event_arrives_signed_with_its_headers,
@@ -14,6 +16,7 @@ for_every_store! {
     an_event_nobody_wants_is_kept_and_says_so,
     a_batch_stands_or_falls_as_one_and_partial_answers_for_each,
     an_event_that_too_many_want_is_refused_whole,
+    a_repeat_is_one_also_when_an_endpoint_that_it_names_is_gone,
     a_page_of_large_events_is_short_and_goes_on,
     a_tenant_has_its_own_ids_endpoints_and_defaults,
     a_producer_that_hangs_up_leaves_nothing_half_done,
@@ -64,6 +67,8 @@ async fn an_accepted_event_arrives_signed_with_its_headers() {
     assert_eq!(attempts.len(), 1);
     assert_eq!(attempts[0]["request_headers"]["webhook-signature"], "v1,***");
     assert_eq!(attempts[0]["request_headers"]["x-mine"], "***");
+    let is_shown = attempts[0]["request_headers"].get("user-agent").is_some();
+    assert!(!is_shown, "which version sent it is not kept");
     assert!(
         attempts[0]["timings"]["connect"].is_number() && attempts[0]["timings"]["first_byte"].is_number(),
         "{}",
@@ -150,6 +155,12 @@ async fn events_go_to_those_who_want_them_and_matches_tells_why() {
         find(&large)["reason"],
         "type invoice.paid matches *, but the filter does not hold: /amount must be above 100, but the value is a number that does not fit"
     );
+    let few = gateway.client.get(&format!("{EVENTS}/e1/matches?limit=3")).await.expect(200);
+    let few: Vec<&Value> = few["data"].as_array().unwrap().iter().map(|m| &m["endpoint_id"]).collect();
+    assert_eq!(few.len(), 3);
+    assert!(few[..2].contains(&&all["id"]) && few[..2].contains(&&invoices["id"]), "those that got it first: {few:?}");
+    assert_eq!(few[2], &large["id"], "then the newest of the others");
+    gateway.client.get(&format!("{EVENTS}/e1/matches?limit=0")).await.problem(422, "invalid_field");
     assert!(find(&all)["delivery_id"].is_string() && find(&large)["delivery_id"].is_null());
 
     assert_eq!(gateway.send(json!({"id":"e2","type":"order.paid","data":{"amount":101}})).await["deliveries"], 3);
@@ -241,6 +252,25 @@ async fn an_event_that_too_many_want_is_refused_whole() {
     let listed = gateway.list("/v1/tenants/default/endpoints").await;
     let distinct: std::collections::HashSet<_> = listed.iter().map(|endpoint| endpoint["id"].to_string()).collect();
     assert_eq!((listed.len(), distinct.len()), (1_008, 1_008), "pages neither repeat nor leave out");
+}
+
+async fn a_repeat_is_one_also_when_an_endpoint_that_it_names_is_gone() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let event = |id: &str, data: u32| json!({"id": id, "type": "a.b", "endpoints": [endpoint["id"]], "data": data});
+    gateway.send(event("named", 1)).await;
+    gateway.wait_for_state("named", "delivered").await;
+    gateway.client.send("DELETE", &path_of(&endpoint), &[], "").await.unwrap().expect(204);
+    let receipt = gateway.send(event("named", 1)).await;
+    assert_eq!((&receipt["duplicate"], &receipt["deliveries"]), (&json!(true), &json!(1)));
+    let batch = json!([event("named", 1), {"id": "other", "type": "a.b", "data": 1}]);
+    let receipts = gateway.client.post_json(&format!("{EVENTS}/batch"), &batch).await.expect(202);
+    let duplicates: Vec<&Value> = receipts["data"].as_array().unwrap().iter().map(|one| &one["duplicate"]).collect();
+    assert_eq!(duplicates, [true, false]);
+    gateway.client.post_json(EVENTS, &event("named", 2)).await.problem(409, "id_conflict");
+    let refused = gateway.client.post_json(EVENTS, &event("new", 1)).await.problem(422, "invalid_field");
+    assert_eq!(refused["errors"][0]["pointer"], "/endpoints");
+    assert_eq!(receiver.count(), 1);
 }
 
 async fn a_page_of_large_events_is_short_and_goes_on() {

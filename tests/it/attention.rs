@@ -3,16 +3,18 @@
 
 use serde_json::{Value, json};
 
+use crate::cli::cli_output;
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually, path_of};
 
 for_every_store! {
     whatever_is_not_well_is_told_worst_first_with_the_command_that_helps,
+    endpoints_with_dead_letters_beyond_those_that_are_named_are_counted,
 }
 
 async fn whatever_is_not_well_is_told_worst_first_with_the_command_that_helps() {
     let gateway = Gateway::start().await;
     let client = &gateway.client;
-    assert_eq!(client.get("/v1/attention").await.expect(200), json!({"data": [], "unanswered_nodes": []}));
+    assert_eq!(client.get("/v1/attention").await.expect(200), json!({"data": [], "more": 0, "unanswered_nodes": []}));
     client.send("PUT", "/v1/tenants/acme", &[], r#"{"name":"Acme"}"#).await.unwrap().expect(201);
 
     let (gone, refusing) = (Receiver::scripted(vec![Reply::Status(410)]).await, Receiver::start().await);
@@ -80,4 +82,22 @@ async fn whatever_is_not_well_is_told_worst_first_with_the_command_that_helps() 
     .await;
 
     assert_eq!(kinds(&items("/v1/tenants/acme/attention").await), ["breaker_open"], "a tenant sees its own alone");
+}
+
+async fn endpoints_with_dead_letters_beyond_those_that_are_named_are_counted() {
+    let gateway = Gateway::start().await;
+    let refusing = Receiver::scripted(vec![Reply::Status(400)]).await;
+    for _ in 0..103 {
+        gateway.create_endpoint(json!({"url": refusing.url()})).await;
+    }
+    gateway.send(json!({"type": "a.refused", "data": 1})).await;
+    let told = eventually("all to be dead", || async {
+        let told = gateway.client.get("/v1/attention").await.expect(200);
+        let named = told["data"].as_array().unwrap().len() as u64;
+        if named + told["more"].as_u64().unwrap() == 103 { Ok(told) } else { Err(told["more"].to_string()) }
+    })
+    .await;
+    assert_eq!((told["data"].as_array().unwrap().len(), &told["more"]), (100, &json!(3)));
+    let screen = cli_output(&gateway, &["status"]).await;
+    assert!(screen.contains("3 more are not told one by one"), "{screen}");
 }

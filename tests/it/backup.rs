@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::{Value, json};
 
 use crate::cli::{posthaste, to_gateway};
-use crate::support::{Client, Gateway, Options, Receiver, Reply, eventually, unlimited};
+use crate::support::{CapturedOutput, Client, Gateway, Options, Receiver, Reply, eventually, unlimited};
 
 /// What a command printed, on either stream, and whether it succeeded.
 pub async fn said(args: &[&str]) -> (bool, String) {
@@ -206,8 +206,13 @@ async fn a_backup_that_is_killed_leaves_nothing_that_looks_complete() {
             (0..50).map(|n| json!({"id": format!("b{batch}-{n}"), "type": "a.b", "data": data})).collect();
         gateway.client.post_json("/v1/tenants/default/events/batch", &json!(events)).await.expect(202);
     }
-    // As a kill leaves it that comes before the lock of the backup is made.
+    // As a kill leaves it that comes before anything is in it, and just before the folder has its name.
     std::fs::create_dir_all(backups.join("early.partial")).unwrap();
+    backed_up(&gateway, "late").await;
+    std::fs::rename(backups.join("late"), backups.join("late.partial")).unwrap();
+    // What somebody else keeps under such a name stays.
+    std::fs::create_dir_all(backups.join("of-others.partial")).unwrap();
+    std::fs::write(backups.join("of-others.partial").join("notes.txt"), "kept").unwrap();
     let mut was_cut_off = false;
     for n in 0..20 {
         gateway.client.post_json("/v1/backups", &json!({"name": format!("cut-{n}")})).await.expect(202);
@@ -215,8 +220,7 @@ async fn a_backup_that_is_killed_leaves_nothing_that_looks_complete() {
         for entry in std::fs::read_dir(&backups).unwrap() {
             let path = entry.unwrap().path();
             if text(&path).ends_with(".partial") {
-                was_cut_off |= path.join("posthaste.db").exists();
-                assert!(!path.join("manifest.json").exists(), "{}", path.display());
+                was_cut_off |= text(&path).contains("cut-") && path.join("posthaste.db").exists();
                 let (is_done, refused) = said(&["restore", text(&path), "--data", text(&gateway.folder())]).await;
                 assert!(!is_done && refused.contains("is not a complete backup"), "{refused}");
             } else {
@@ -233,7 +237,7 @@ async fn a_backup_that_is_killed_leaves_nothing_that_looks_complete() {
     backed_up(&gateway, "whole").await;
     let left = std::fs::read_dir(&backups).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let left: Vec<String> = left.filter(|name| name.ends_with(".partial")).collect();
-    assert!(left.is_empty(), "what was cut off is removed: {left:?}");
+    assert_eq!(left, ["of-others.partial"], "what was cut off is removed");
     let listed = gateway.client.get("/v1/backups").await.expect(200);
     assert_eq!(listed["data"][0]["name"], "whole");
     assert!(gateway.terminate().await.success());
@@ -291,6 +295,70 @@ async fn a_flipped_byte_in_a_copy_is_found_and_nothing_is_replaced_by_it() {
     let names = std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let names: Vec<String> = names.filter(|name| name.contains("restor") || name.contains("replaced")).collect();
     assert!(names.is_empty(), "{names:?}");
+}
+
+#[tokio::test]
+async fn a_restore_says_that_the_admin_token_and_the_master_key_are_those_of_the_backup() {
+    let (data, elsewhere) = (Arc::new(tempfile::tempdir().unwrap()), tempfile::tempdir().unwrap());
+    let (backups, old_key) = (elsewhere.path().join("backups"), elsewhere.path().join("old-key"));
+    let options = Options::flags(&["--backup-dir", text(&backups)]);
+    let mut gateway = Gateway::start_in(data.clone(), options).await;
+    gateway.send_many("e", "a.b", 5, |_| None).await;
+    backed_up(&gateway, "one").await;
+    std::fs::copy(data.path().join("master-key"), &old_key).unwrap();
+    let restored =
+        ["restore", text(&backups.join("one")), "--data", text(data.path()), "--master-key-file", text(&old_key)]
+            .map(str::to_owned);
+    let restored: Vec<&str> = restored.iter().map(String::as_str).collect();
+    assert!(gateway.terminate().await.success());
+    let (is_done, told) = said(&restored).await;
+    assert!(is_done && !told.contains("Before the start"), "the token and the key are those of the backup: {told}");
+
+    let mut gateway = gateway.restart().await;
+    let renewed = gateway.client.post("/v1/admin-token", "").await.expect(201);
+    let admin = Client::new(gateway.address, renewed["token"].as_str().unwrap());
+    admin.post("/v1/master-key/rotate", "").await.expect(200);
+    assert!(gateway.terminate().await.success());
+    let (is_done, told) = said(&restored).await;
+    assert!(is_done, "{told}");
+    for words in ["is not valid: the store knows another", "--new-admin-token", "the start needs that file, too"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let output = CapturedOutput::default();
+    let flags = ["--master-key-file", text(&old_key)];
+    let options = Options { output: Some(output.clone()), ..Options::flags(&flags) };
+    let mut gateway = Gateway::start_in(data.clone(), options).await;
+    eventually("the start to say so", || async {
+        if output.text().contains("start once with --new-admin-token") { Ok(()) } else { Err(output.text()) }
+    })
+    .await;
+    gateway.client.get("/v1/tenants/default/events").await.expect(401);
+    assert!(gateway.terminate().await.success());
+    let gateway = Gateway::start_in(data, Options::flags(&[&flags[..], &["--new-admin-token"][..]].concat())).await;
+    assert_eq!(gateway.list("/v1/tenants/default/events").await.len(), 5);
+}
+
+#[tokio::test]
+async fn what_a_killed_restore_leaves_of_its_copy_is_removed_by_the_next_start_and_the_next_restore() {
+    let (mut gateway, backups, _folder) = with_backups().await;
+    gateway.send_many("e", "a.b", 5, |_| None).await;
+    backed_up(&gateway, "one").await;
+    assert!(gateway.terminate().await.success());
+    let (data, copy) = (gateway.folder(), backups.join("one"));
+    // As a kill leaves it while the copy is checked: a whole store, its log, and the mark to come.
+    let left = [".restoring-a1B2c3.db", ".restoring-a1B2c3.db-wal", ".restoring-a1B2c3.db-shm", ".restoring-x9Y8z7"];
+    let leave = || left.iter().for_each(|name| std::fs::write(data.join(name), "a customer's data").unwrap());
+    let found = || left.iter().filter(|name| data.join(name).exists()).collect::<Vec<_>>();
+    leave();
+    let mut gateway = gateway.restart().await;
+    assert!(found().is_empty(), "after a start: {:?}", found());
+    // A restore that cannot get the lock leaves alone what may be another's.
+    leave();
+    let (is_done, refused) = said(&["restore", text(&copy), "--data", text(&data)]).await;
+    assert!(!is_done && found().len() == left.len(), "{refused}");
+    assert!(gateway.terminate().await.success());
+    let (is_done, report) = said(&["restore", text(&copy), "--data", text(&data)]).await;
+    assert!(is_done && found().is_empty(), "after a restore: {:?} {report}", found());
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ async fn some_delivered_some_waiting(gateway: &Gateway, receiver: &Receiver) {
     receiver.wait_for(50).await;
 }
 
-fn choosy() -> impl FnMut(&crate::support::ReceivedRequest) -> Reply + Send + 'static {
+fn failing_for_slow_events() -> impl FnMut(&crate::support::ReceivedRequest) -> Reply + Send + 'static {
     |seen| Reply::Status(if seen.header("x-event-type") == "slow" { 503 } else { 200 })
 }
 
@@ -68,7 +68,7 @@ async fn goes_on_from_there(restored: &Database, folder: std::sync::Arc<tempfile
 async fn a_dump_is_restored_into_another_server_and_goes_on_from_there() {
     let (first, second) = tokio::join!(Server::start(&[]), Server::start(&[]));
     let (database, restored) = (first.database().await, second.database().await);
-    let receiver = Receiver::answering(choosy()).await;
+    let receiver = Receiver::answering(failing_for_slow_events()).await;
     let gateway = on(&database, std::sync::Arc::new(tempfile::tempdir().unwrap())).await;
     some_delivered_some_waiting(&gateway, &receiver).await;
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ async fn a_base_backup_and_the_archived_log_bring_a_point_in_time_back() {
     open_to_all(archive.path());
     let server = Server::start_archiving(archive.path()).await;
     let database = server.database().await;
-    let receiver = Receiver::answering(choosy()).await;
+    let receiver = Receiver::answering(failing_for_slow_events()).await;
     let gateway = on(&database, std::sync::Arc::new(tempfile::tempdir().unwrap())).await;
     let base = server.base_backup().await;
     some_delivered_some_waiting(&gateway, &receiver).await;

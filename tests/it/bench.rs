@@ -73,6 +73,12 @@ async fn lanes_deliver_all_keys() {
 }
 
 #[tokio::test]
+async fn events_with_random_ids_arrive_and_are_timed() {
+    let row = row(&["single", "--producers", "2", "--random-ids"], 1).await;
+    assert!(row["arrival_ms"]["p50"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[tokio::test]
 async fn endpoints_get_one_event_each_in_turn() {
     row(&["endpoints", "--endpoints", "20", "--producers", "2"], 1).await;
 }
@@ -111,14 +117,38 @@ async fn saturate_samples_every_second() {
 }
 
 #[tokio::test]
+async fn backup_measures_events_without_and_with_backups() {
+    for pace in [&["--producers", "2"][..], &["--per-second", "20"]] {
+        let figures = bench(&[&["backup", "--fill-seconds", "1", "--pairs", "2"], pace].concat()).await;
+        let pairs = figures["pairs"].as_array().unwrap();
+        assert_eq!(pairs.len(), 2, "{figures}");
+        for pair in pairs {
+            assert!(pair["with"]["accepted_per_second"].as_f64().unwrap() > 0.0, "{figures}");
+            let backups = pair["backups"].as_array().unwrap();
+            assert!(!backups.is_empty() && backups.iter().all(|backup| number(backup, "bytes") > 0), "{figures}");
+        }
+        assert!(figures["ratios"]["accepted"].as_f64().unwrap() > 0.0, "{figures}");
+    }
+}
+
+#[tokio::test]
 async fn neighbour_measures_a_quiet_tenant_alone_and_beside_a_loud_one() {
-    for noise in ["backlog", "hanging"] {
-        let args = ["neighbour", "--noise", noise, "--waiting", "50", "--endpoints", "2", "--per-second", "20"];
-        let figures = bench(&args).await;
-        for name in ["alone_ms", "beside_ms", "ratio"] {
-            assert!(figures[name]["p99"].as_f64().unwrap() > 0.0, "{figures}");
+    for (noise, pairs) in [("backlog", "2"), ("hanging", "1"), ("flooding", "2")] {
+        let loud = ["--noise", noise, "--waiting", "50", "--endpoints", "2", "--producers", "2"];
+        let figures = bench(&[&["neighbour", "--per-second", "20", "--pairs", pairs], &loud[..]].concat()).await;
+        assert_eq!(figures["pairs"].as_array().unwrap().len().to_string(), pairs, "{figures}");
+        for times in [&figures["pairs"][0]["alone_ms"], &figures["pairs"][0]["beside_ms"], &figures["ratio"]] {
+            assert!(times["p99"].as_f64().unwrap() > 0.0, "{figures}");
         }
     }
+}
+
+#[tokio::test]
+async fn replay_measures_new_events_alone_and_beside_the_replay() {
+    let figures = bench(&["replay", "--dead", "20000", "--endpoints", "2", "--producers", "2", "--pairs", "1"]).await;
+    let replayed = |half: &str| figures["pairs"][0][half]["replayed_per_second"].as_f64().unwrap();
+    assert!(replayed("alone") < replayed("beside"), "a paused replay sends what it had released: {figures}");
+    assert!(figures["kept"]["delivered"].as_f64().unwrap() > 0.0, "{figures}");
 }
 
 /// Looks at the pages of a store that is nearly empty; returns the report. Whether pages
@@ -151,6 +181,9 @@ fn has_pages(report: &Value) {
     for name in ["/search?q=bench-nothing", "/simulator?tenant={tenant}&endpoint={endpoint}", "/portal/dead-letters"] {
         assert!(bytes(name) > 1_000, "{report}");
     }
+    // Null on a machine without gzip.
+    let assets = report["assets_compressed_bytes"].as_u64();
+    assert!(assets.is_none_or(|bytes| (8_000..40_000).contains(&bytes)), "{report}");
     let asked: u64 = pages.iter().map(|page| number(page, "asked")).sum();
     assert!(asked >= 3, "each of the people has seen a page: {report}");
 }
@@ -165,7 +198,9 @@ async fn dashboard_opens_every_page_of_a_seeded_store() {
 #[tokio::test]
 async fn several_nodes_on_one_database_deliver_everything() {
     let database = Server::shared(&[]).await.database().await;
-    row(&["batch", "--batch", "5", "--producers", "2", "--nodes", "2", "--database-url", database.url()], 1).await;
+    let args = ["batch", "--batch", "5", "--producers", "2", "--nodes", "2", "--database-url", database.url()];
+    let row = row(&args, 1).await;
+    assert!(row["written_bytes"].as_f64().unwrap() > 500.0, "each event is logged with its data: {row}");
 }
 
 #[tokio::test]

@@ -142,7 +142,7 @@ const PLANTED_IN_DATABASE: &[(&str, &str)] = &[
     ("UPDATE posthaste.secrets SET endpoint = 4711", "tenants and endpoints"),
     ("DELETE FROM posthaste.events WHERE id = 'free-4'", "queue and events"),
     (
-        "INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, due_at, behind, origin)
+        "INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, due_at, behind, accepting_node)
       SELECT no, tenant, endpoint, shard, event, created_at, format, due_at, false, 0 FROM posthaste.dead LIMIT 1",
         "queue and events",
     ),
@@ -169,6 +169,12 @@ async fn each_broken_invariant_of_a_shared_store_is_found() {
         // The role of the nodes may not run the extension's functions until it is let.
         database.execute("GRANT EXECUTE ON FUNCTION bt_index_check(regclass, boolean) TO PUBLIC").await;
         let (url, key) = (database.url().to_owned(), gateway.folder().join("master-key"));
+        let (code, check) = checked(&["--database-url", &url, "--master-key-file", key.to_str().unwrap()]).await;
+        let tables = check["parts"].as_array().unwrap().iter().find(|part| part["name"] == "tables").unwrap();
+        assert_eq!((code, &tables["result"]), (Some(0), &json!("not_checked")), "{tables}");
+        assert!(tables["note"].as_str().unwrap().contains("GRANT EXECUTE ON FUNCTION"), "{tables}");
+        let verify = "verify_heapam(regclass, boolean, boolean, text, bigint, bigint)";
+        database.execute(&format!("GRANT EXECUTE ON FUNCTION {verify} TO PUBLIC")).await;
         let args = ["--database-url", &url, "--master-key-file", key.to_str().unwrap()];
         // Nodes may go on meanwhile.
         let (code, check) = checked(&args).await;
@@ -184,6 +190,15 @@ async fn each_broken_invariant_of_a_shared_store_is_found() {
             assert!(broken(&check).contains(part), "{sql} breaks {:?}", broken(&check));
             undo.put_back(database).await;
         }
+        // A page whose rows are older than its table may have is as good as a damaged one.
+        let frozen = "SELECT relfrozenxid::text FROM pg_class WHERE oid = 'posthaste.endpoints'::regclass";
+        let before = database.rows(frozen).await[0][0].clone().unwrap();
+        let set =
+            |xid: &str| format!("UPDATE pg_class SET relfrozenxid = {xid} WHERE oid = 'posthaste.endpoints'::regclass");
+        database.execute(&set("pg_current_xact_id()::xid")).await;
+        let (code, check) = checked(&args).await;
+        assert!(code == Some(1) && broken(&check).contains(&"tables"), "{check:#}");
+        database.execute(&set(&format!("'{before}'"))).await;
         let (code, check) = checked(&args).await;
         assert_eq!(code, Some(0), "everything was undone: {check:#}");
     })

@@ -17,7 +17,7 @@ for_every_store! {
 }
 
 /// Hands in keyed events until told to stop; returns the acknowledged ids.
-async fn produce(client: Client, producer: usize, stop: Arc<AtomicBool>) -> Vec<String> {
+pub async fn produce(client: Client, producer: usize, stop: Arc<AtomicBool>) -> Vec<String> {
     let mut acknowledged = Vec::new();
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
@@ -36,6 +37,11 @@ impl Demo {
         tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(|_| panic!("it never said {words:?}"));
     }
 
+    fn signal(&self, signal: Signal) {
+        let id = Pid::from_raw(self.process.id().expect("it runs") as i32).expect("a process id");
+        kill_process(id, signal).expect("it can be signalled");
+    }
+
     /// Reads to the end; it must succeed. The folder that it says it has removed.
     async fn end(mut self) -> PathBuf {
         self.read_until("a line that is not there").await;
@@ -47,7 +53,9 @@ impl Demo {
 }
 
 fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    let mut command = Command::new("env");
+    // Whatever ignores hangups around the tests, as `nohup` does.
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_posthaste")]);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"POSTHASTE_")) {
         command.env_remove(name);
     }
@@ -84,10 +92,20 @@ async fn every_command_that_the_demo_suggests_works_when_pasted() {
     let folder = export.split("POSTHASTE_TOKEN_FILE=").nth(1).expect("a file").trim_matches('\'');
     let folder = PathBuf::from(folder).parent().expect("a folder").to_owned();
     assert!(folder.is_dir());
-    let id = rustix::process::Pid::from_raw(demo.process.id().expect("it runs") as i32).expect("a process id");
-    rustix::process::kill_process(id, rustix::process::Signal::INT).expect("it can be signalled");
+    demo.signal(Signal::INT);
     assert_eq!(demo.end().await, folder);
     assert!(!folder.exists(), "{} is left", folder.display());
+}
+
+#[tokio::test]
+async fn a_demo_that_is_told_to_end_or_loses_its_terminal_removes_its_folder() {
+    for signal in [Signal::TERM, Signal::HUP] {
+        let mut demo = Demo::start(&[]);
+        demo.read_until("--id mine-1").await;
+        demo.signal(signal);
+        let folder = demo.end().await;
+        assert!(!folder.exists(), "{} is left after {signal:?}", folder.display());
+    }
 }
 
 #[tokio::test]

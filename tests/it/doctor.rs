@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::cli::posthaste;
 use crate::servers::guard::free_port;
 use crate::servers::postgres::Server;
-use crate::support::{Gateway, Options, path_of};
+use crate::support::{DnsAnswer, Gateway, NameServer, Options, path_of};
 use crate::tls::Authority;
 
 /// What the doctor says of an installation: its exit code and its report.
@@ -145,6 +145,13 @@ async fn a_stopped_installation_broken_in_many_ways_is_told_each_with_the_way_ou
     broken(&open, "schema", "run the newer posthaste").await;
     set_version(&folder, known - 1);
     expect(&examined(folder.path(), &open).await.1, "schema", "warning", "make a backup before that");
+    // The key of an older store is compared, too.
+    std::fs::write(&key, "00".repeat(32)).unwrap();
+    broken(&open, "master_key", "does not fit").await;
+    std::fs::remove_file(&key).unwrap();
+    broken(&open, "master_key", "restore the master-key file").await;
+    std::fs::write(&key, &text).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
     set_version(&folder, known);
 
     let few = format!(
@@ -157,6 +164,77 @@ async fn a_stopped_installation_broken_in_many_ways_is_told_each_with_the_way_ou
 
     std::fs::write(store(&folder), "this is no database, and never was one".repeat(200)).unwrap();
     broken(&open, "store", "restore a backup").await;
+}
+
+#[tokio::test]
+async fn a_store_that_no_start_would_open_is_a_problem_with_the_way_out() {
+    let (folder, flags) = stopped().await;
+    let open: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let broken = async |words: &[&str]| {
+        let (code, report) = examined(folder.path(), &open).await;
+        assert_eq!(code, 1, "{report:#}");
+        words.iter().for_each(|words| expect(&report, "store", "problem", words));
+    };
+    let (aside, mark) = (folder.path().join("aside"), |name: &str| folder.path().join(name));
+    std::fs::rename(store(&folder), &aside).unwrap();
+    broken(&["is missing or empty", "--new-store"]).await;
+    std::fs::write(store(&folder), "").unwrap();
+    broken(&["is missing or empty", "--new-store"]).await;
+    std::fs::write(mark("restoring"), "").unwrap();
+    broken(&["was interrupted", "run `posthaste restore` again"]).await;
+    std::fs::remove_file(mark("restoring")).unwrap();
+    std::fs::rename(&aside, store(&folder)).unwrap();
+    std::fs::write(mark("moved"), "PostgreSQL at db:5432\n7\ndone\n").unwrap();
+    broken(&["was moved to PostgreSQL at db:5432", "start with --database-url"]).await;
+    std::fs::remove_file(mark("moved")).unwrap();
+    assert_eq!(examined(folder.path(), &open).await.0, 0);
+    // Where nothing was yet, nothing is missing.
+    let empty = tempfile::tempdir().unwrap();
+    expect(&examined(empty.path(), &open).await.1, "store", "ok", "there is none");
+}
+
+#[tokio::test]
+async fn a_name_that_leads_to_an_address_that_is_not_called_is_told_with_the_address() {
+    let is_moved = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let moved = is_moved.clone();
+    let names = NameServer::answering(move |_| {
+        let is_moved = moved.load(std::sync::atomic::Ordering::Relaxed);
+        DnsAnswer::addresses(&[if is_moved { "10.1.2.3" } else { "127.0.0.2" }])
+    })
+    .await;
+    let (folder, dns) = (Arc::new(tempfile::tempdir().unwrap()), names.address.to_string());
+    let flags = ["--dns", &dns, "--allow-egress", "127.0.0.0/8"];
+    let mut gateway = Gateway::start_in(folder.clone(), Options::flags(&flags)).await;
+    let endpoint = gateway.create_endpoint(json!({"url": "http://hooks.example.com/"})).await;
+    gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/"})).await;
+    assert!(gateway.terminate().await.success());
+    let (code, report) = examined(folder.path(), &flags).await;
+    assert_eq!(code, 0, "{report:#}");
+    expect(&report, "egress_rules", "ok", "2 endpoints");
+    is_moved.store(true, std::sync::atomic::Ordering::Relaxed);
+    let (code, report) = examined(folder.path(), &flags).await;
+    assert_eq!(code, 1, "{report:#}");
+    let id = endpoint["id"].as_str().unwrap();
+    for words in ["1 of 2 endpoints", id, "hooks.example.com", "10.1.2.3", "--allow-egress 10."] {
+        expect(&report, "egress_rules", "problem", words);
+    }
+    expect(&report, "dns", "ok", "are found");
+}
+
+#[tokio::test]
+async fn name_servers_are_asked_also_where_no_endpoint_has_a_name() {
+    let names = NameServer::answering(|_| DnsAnswer::Nothing).await;
+    let (folder, flags) = stopped().await;
+    let asked = async |server: &str| {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).chain(["--dns", server]).collect();
+        examined(folder.path(), &flags).await
+    };
+    let (code, report) = asked(&names.address.to_string()).await;
+    assert_eq!(code, 0, "{report:#}");
+    expect(&report, "dns", "ok", "a name server answers");
+    let (code, report) = asked("127.0.0.1:1").await;
+    assert_eq!(code, 0, "nothing needs it yet: {report:#}");
+    expect(&report, "dns", "warning", "restart the gateway");
 }
 
 #[tokio::test]
@@ -282,7 +360,15 @@ async fn a_database_is_examined_with_its_settings() {
         let (code, report) = examined(stopped.path(), &["--database-url", url]).await;
         assert_eq!((code, &report["running"]), (1, &json!(false)), "{report:#}");
         expect(&report, "master_key", "problem", "restore the master-key file");
-        expect(&report, "endpoints", "warning", "running node");
+        expect(&report, "endpoints", "warning", "cannot be read");
+        let key = gateway.folder().join("master-key");
+        gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/"})).await;
+        let flags = ["--database-url", url, "--master-key-file", key.to_str().unwrap()];
+        let report = examined(stopped.path(), &flags).await.1;
+        expect(&report, "egress_rules", "problem", "1 of 1 endpoints");
+        for check in ["dns", "client_certificates", "secrets", "tokens", "notifications"] {
+            finding(&report, check);
+        }
     })
     .await;
     let careless = Server::start(&["fsync=off", "full_page_writes=off"]).await;

@@ -66,7 +66,21 @@ async fn every_scenario_ends_as_it_should_and_leaves_no_trace() {
 async fn a_drill_that_is_told_to_end_leaves_no_trace() {
     let gateway = Gateway::start().await;
     let endpoint = gateway.create_endpoint(quick_settings()).await;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    for (signal, words) in [
+        (Signal::TERM, "the drill was told to end; its tenant is deleted"),
+        (Signal::HUP, "the drill has lost its terminal; its tenant is deleted"),
+    ] {
+        let said = ended_by(signal, &gateway, &endpoint).await;
+        assert!(said.contains(words), "{said}");
+        expect_no_trace(&gateway, &endpoint).await;
+    }
+}
+
+/// Ends a drill in its midst; what it says of that.
+async fn ended_by(signal: Signal, gateway: &Gateway, endpoint: &Value) -> String {
+    let mut command = Command::new("env");
+    // Whatever ignores hangups around the tests, as `nohup` does.
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_posthaste")]);
     command.args(["drill", "--endpoint", endpoint["id"].as_str().expect("an id"), "--scenario", "black-hole"]);
     command.args(["--server", &format!("http://{}", gateway.address), "--token", gateway.token(), "--patience", "30s"]);
     command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -77,11 +91,11 @@ async fn a_drill_that_is_told_to_end_leaves_no_trace() {
     })
     .await;
     let id = Pid::from_raw(process.id().expect("it runs") as i32).expect("an id");
-    kill_process(id, Signal::TERM).expect("it can be told");
+    kill_process(id, signal).expect("it can be told");
     let output = tokio::time::timeout(PATIENCE, process.wait_with_output()).await.expect("it ends").expect("an end");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("told to end; its tenant is deleted"), "{said}");
-    expect_no_trace(&gateway, &endpoint).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code().is_some_and(|code| code != 0), "{:?} {said}", output.status);
+    said
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ async fn endpoints_of_all_tenants_are_found_by_state_and_health_and_sorted_by_wh
     let create = async |tenant: &str, name: &str| {
         let settings = json!({
             "url": format!("http://{}/{name}", receiver.address), "event_types": [name], "description": name,
-            "retry": {"schedule": ["1h"]},
+            "metadata": {"team": format!("of {name}")}, "retry": {"schedule": ["1h"]},
         });
         client.post_json(&format!("/v1/tenants/{tenant}/endpoints"), &settings).await.expect(201)
     };
@@ -58,6 +58,9 @@ async fn endpoints_of_all_tenants_are_found_by_state_and_health_and_sorted_by_wh
     until("?failing=true", &["acme/fails", "default/refuses"]).await;
     until("?failing=true&q=ACME", &["acme/fails"]).await;
     until("?q=refus", &["default/refuses"]).await;
+    until("?q=Of+Held", &["acme/held"]).await;
+    until("?sort=attention", &["acme/held", "acme/fails", "default/refuses", "acme/paused", "default/well"]).await;
+    until("?failing=false&breaker=closed", &["acme/paused", "default/well"]).await;
     until("?sort=failures&failing=true", &["default/refuses", "acme/fails"]).await;
     let waiting = ["acme/held", "acme/paused", "acme/fails", "default/refuses", "default/well"];
     until("?sort=waiting", &waiting).await;

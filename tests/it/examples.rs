@@ -5,6 +5,7 @@
 //! libraries, Go, Java and PHP.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -58,7 +59,7 @@ fn ids_in_lines(inbox: &Path) -> Vec<String> {
 
 fn ids_in_columns(inbox: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(inbox).expect("an inbox");
-    text.lines().map(|line| line.split('\t').nth(1).expect("an id").to_owned()).collect()
+    text.lines().map(|line| line.split('\t').nth(2).expect("an id").to_owned()).collect()
 }
 
 const PYTHON: Language = Language {
@@ -101,6 +102,19 @@ const PHP: Language = Language {
         command
     },
     ids: ids_in_table,
+};
+
+/// The receiver of Node where no file can grow beyond half a kilobyte: what does not fit
+/// is written in part, and then refused.
+const NODE_ON_A_FULL_DISK: Language = Language {
+    receiver: |port, inbox| {
+        let (node, mut limited) = ((NODE.receiver)(port, inbox), Command::new("sh"));
+        let node = node.as_std();
+        limited.args(["-c", "ulimit -f 1; exec \"$@\"", "sh"]).arg(node.get_program()).args(node.get_args());
+        limited.envs(node.get_envs().filter_map(|(name, value)| Some((name, value?)))).stderr(Stdio::null());
+        limited
+    },
+    ..NODE
 };
 
 /// Builds an example beside the tests' other files. `go run` would leave the program
@@ -169,12 +183,33 @@ impl ExampleReceiver {
 
     /// Sends a body under an id, signed as the gateway signs; the answer's status.
     async fn receive(&self, id: &str, body: &str) -> u16 {
-        let now = posthaste::clock::Clock::now(&posthaste::clock::SystemClock).as_second();
+        let now = present_second();
         let signer = standardwebhooks::Webhook::new(&self.secret).expect("a secret");
         let signature = signer.sign(id, now, body.as_bytes()).expect("a signature");
-        let (client, now) = (Client::new(([127, 0, 0, 1], self.port).into(), ""), now.to_string());
-        let headers = [("webhook-id", id), ("webhook-timestamp", &now), ("webhook-signature", &signature)];
+        self.send(id, now, body, &signature).await
+    }
+
+    /// Sends a body under an id, with this signature and the present time.
+    async fn receive_signed(&self, id: &str, body: &str, signature: &str) -> u16 {
+        self.send(id, present_second(), body, signature).await
+    }
+
+    async fn send(&self, id: &str, second: i64, body: &str, signature: &str) -> u16 {
+        let second = second.to_string();
+        let client = Client::new(([127, 0, 0, 1], self.port).into(), "");
+        let headers = [
+            ("content-type", "application/json"),
+            ("webhook-id", id),
+            ("webhook-timestamp", &second),
+            ("webhook-signature", signature),
+        ];
         client.send("POST", "/", &headers, body.to_owned()).await.expect("an answer").status
+    }
+
+    /// Sends the start of a body, and goes away.
+    fn receive_half(&self) {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
+        connection.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{").expect("it is taken");
     }
 
     fn inbox(&self) -> PathBuf {
@@ -184,6 +219,11 @@ impl ExampleReceiver {
     fn ids(&self) -> Vec<String> {
         (self.language.ids)(&self.inbox())
     }
+}
+
+/// Returns the present time, in seconds.
+fn present_second() -> i64 {
+    posthaste::clock::Clock::now(&posthaste::clock::SystemClock).as_second()
 }
 
 /// Runs a producer to its end; what it says of each event.
@@ -234,14 +274,58 @@ async fn each_event_is_kept_once_and_in_order(language: Language) {
     }
     assert_eq!(receiver.ids(), expected, "nothing twice, though the receiver was killed");
 
-    let forged = Client::new(([127, 0, 0, 1], receiver.port).into(), "");
-    let now = posthaste::clock::Clock::now(&posthaste::clock::SystemClock).as_second().to_string();
-    let headers = [("webhook-id", "forged"), ("webhook-timestamp", &now), ("webhook-signature", "v1,AAAA")];
-    let answer =
-        forged.send("POST", "/", &headers, r#"{"id":"forged","tenant":"default","type":"t","data":1}"#.to_owned());
-    assert_eq!(answer.await.expect("an answer").status, 400);
+    assert_eq!(receiver.receive_signed("forged", &event("forged", "default", "1"), "v1,AAAA").await, 400);
     assert_eq!(receiver.receive("no-event", "[1]").await, 422, "it is signed, and no event");
     assert_eq!(receiver.ids(), expected);
+}
+
+/// An envelope of the gateway.
+fn event(id: &str, tenant: &str, data: &str) -> String {
+    let time = "2026-11-15T09:08:39Z";
+    format!(r#"{{"id":"{id}","type":"t","timestamp":"{time}","key":"a\"}},\\","tenant":"{tenant}","data":{data}}}"#)
+}
+
+#[tokio::test]
+async fn what_is_garbled_too_large_or_breaks_off_stops_no_receiver() {
+    for language in [PYTHON, NODE, GO, JAVA, PHP] {
+        let mut receiver = ExampleReceiver::start(language, "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").await;
+        for signature in ["xyz", "v1,a,b", "v1,A", "v1", ","] {
+            assert_eq!(receiver.receive_signed("a", &event("a", "t", "1"), signature).await, 400, "{signature}");
+        }
+        let too_large = event("a", "t", &"1".repeat(16 * 1_024 * 1_024));
+        assert_eq!(receiver.receive("a", &too_large).await, 413);
+        // Twice: it has surely read of the first end when it has answered behind the second.
+        for id in ["a", "b"] {
+            receiver.receive_half();
+            assert_eq!(receiver.receive(id, &event(id, "t", "1")).await, 202);
+        }
+        assert_eq!(receiver.process.try_wait().expect("a process"), None, "it runs");
+        // Larger than what is read of an inbox at once, and of two tenants with the same ids.
+        let large = format!("\"{}\"", "x".repeat(3_000_000));
+        let events = [event("a", "u", &large), event("a", "t", "1"), event("b", "u", "1")];
+        for (event, status) in events.iter().zip([202, 200, 202]) {
+            assert_eq!(receiver.receive("x", event).await, status);
+        }
+        receiver.kill_and_start_again().await;
+        for event in &events {
+            assert_eq!(receiver.receive("x", event).await, 200);
+        }
+        assert_eq!(receiver.ids(), ["a", "b", "a", "b"]);
+    }
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_on_a_disk_that_was_filling_up_is_whole() {
+    let receiver = ExampleReceiver::start(NODE_ON_A_FULL_DISK, "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").await;
+    let mut kept = Vec::new();
+    for id in ["a", "b", "c", "d", "e", "f"] {
+        match receiver.receive(id, &event(id, "t", "1")).await {
+            202 => kept.push(id),
+            status => assert_eq!(status, 503),
+        }
+    }
+    assert!(!kept.is_empty() && kept.len() < 6, "{kept:?}");
+    assert_eq!(receiver.ids(), kept);
 }
 
 /// Events of two tenants with the same key are in two lanes.

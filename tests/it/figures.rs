@@ -7,6 +7,7 @@ use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 for_every_store! {
     figures_say_what_the_receiver_saw_also_after_a_restart,
     figures_are_refused_where_there_can_be_none,
+    a_tenant_that_hands_over_nothing_is_billed_for_its_attempts,
 }
 
 const TENANT: &str = "/v1/tenants/default";
@@ -117,4 +118,28 @@ async fn figures_are_refused_where_there_can_be_none() {
     gateway.client.get("/v1/tenants/nobody/figures").await.problem(404, "not_found");
     gateway.client.get("/v1/usage").await.problem(422, "invalid_field");
     gateway.client.get("/v1/usage?day=today").await.problem(422, "invalid_field");
+}
+
+async fn a_tenant_that_hands_over_nothing_is_billed_for_its_attempts() {
+    let gateway = Gateway::start().await;
+    for tenant in ["quiet", "silent"] {
+        gateway.client.send("PUT", &format!("/v1/tenants/{tenant}"), &[], "{}").await.unwrap().expect(201);
+    }
+    let receiver = Receiver::start().await;
+    let listener = json!({"url": receiver.url(), "listens_to": "operations"});
+    gateway.client.post_json("/v1/tenants/quiet/endpoints", &listener).await.expect(201);
+    let job = json!({"kind": "retry", "filter": {"all": true}});
+    gateway.client.post_json("/v1/tenants/quiet/jobs", &job).await.expect(202);
+    assert_eq!(receiver.wait_for(1).await[0].json()["type"], "job.finished");
+    let figures = eventually("the attempt to be counted", || async {
+        let figures = gateway.client.get("/v1/tenants/quiet/figures").await.expect(200);
+        if sum(&figures, "/first/n") == 1 { Ok(figures) } else { Err(figures.to_string()) }
+    })
+    .await;
+    let day = &figures["data"][0]["at"].as_str().unwrap()[..10];
+    let answer = gateway.client.get(&format!("/v1/usage?day={day}")).await;
+    let lines: Vec<Value> = String::from_utf8_lossy(&answer.body).lines().map(|line| line.parse().unwrap()).collect();
+    let expected = json!({"tenant": "quiet", "day": day, "events": 0, "deliveries": 0, "bytes": 0, "attempts": 1,
+                          "is_final": false});
+    assert_eq!(lines, [expected]);
 }

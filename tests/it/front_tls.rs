@@ -5,6 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use jiff::ToSpan;
+use jiff::tz::TimeZone;
+use posthaste::clock::{Clock, SystemClock};
 use posthaste_client::transport::exchange_trusting;
 use posthaste_client::{Client, NewEvent, Trust};
 use rustls::pki_types::pem::PemObject;
@@ -107,6 +110,36 @@ async fn the_api_is_served_as_https_and_whoever_speaks_plain_http_is_told_so() {
     let mut heard = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, garbage.read_to_end(&mut heard)).await.expect("it is closed");
     assert_eq!(heard, b"");
+}
+
+#[tokio::test]
+async fn pages_at_an_address_of_their_own_are_served_as_https_too() {
+    let authority = Authority::named("ours");
+    let identity = authority.identity_for(&["127.0.0.1"]);
+    let files = tempfile::tempdir().unwrap();
+    put(files.path(), &identity);
+    let own = std::net::SocketAddr::from(([127, 0, 0, 1], crate::servers::guard::free_port()));
+    let flags = [flags(files.path()), vec!["--dashboard".into(), own.to_string()]].concat();
+    let gateway = Gateway::start_with(Options { flags, ..Options::default() }).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority.file()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    // Asked by a name, as over a network: over plain HTTP nobody could sign in here.
+    let form = format!("token={}", gateway.token());
+    let request = format!(
+        "POST /sign-in HTTP/1.1\r\nhost: pages.example.com\r\norigin: https://pages.example.com\r\n\
+         content-type: application/x-www-form-urlencoded\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{form}",
+        form.len()
+    );
+    let tcp = TcpStream::connect(own).await.unwrap();
+    let mut stream =
+        tokio_rustls::TlsConnector::from(config).connect(ServerName::from(own.ip()), tcp).await.expect("a handshake");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let _ = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 303 ") && answer.contains("set-cookie: __Host-"), "{answer}");
 }
 
 /// The first record of a client that knows nothing newer than this version.
@@ -258,4 +291,36 @@ async fn commands_reach_an_https_gateway_by_its_folder_or_with_a_ca() {
     assert_eq!(trusted.status(), 200);
     let refused = exchange_trusting(&trust(&files.path().join("another.pem")), &url, request(), PATIENCE).await;
     assert!(matches!(refused, Err(posthaste_client::Error::Tls { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_certificate_that_ends_soon_is_told_before_it_does() {
+    let authority = Authority::named("ours");
+    let (gateway, files) = encrypted_gateway(&authority.identity_until(&["127.0.0.1"], 2090, 1, 1), None).await;
+    let client = client(&gateway, trust(authority.file()));
+    let seconds_left = async || -> f64 {
+        let url = format!("https://{}/metrics", gateway.address).parse().unwrap();
+        let request = http::Request::new(http_body_util::Full::default());
+        let scrape = exchange_trusting(&trust(authority.file()), &url, request, PATIENCE).await.unwrap();
+        let text = String::from_utf8(scrape.into_body().to_vec()).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix("posthaste_server_certificate_end_seconds "));
+        value.expect("the gauge").parse().unwrap()
+    };
+    let attention = async || {
+        let answer = client.call(http::Method::GET, &client.url(&["attention"]).unwrap(), None).await.unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        let items = answer["data"].as_array().unwrap().clone();
+        items.into_iter().find(|item| item["kind"] == "server_certificate_ends")
+    };
+    assert_eq!(attention().await, None);
+    let long = seconds_left().await;
+    assert!(long > 30.0 * 86_400.0, "{long}");
+    let soon = SystemClock.now().to_zoned(TimeZone::UTC).date().saturating_add(5.days());
+    let (year, month, day) = (i32::from(soon.year()), soon.month().unsigned_abs(), soon.day().unsigned_abs());
+    put(files.path(), &authority.identity_until(&["127.0.0.1"], year, month, day));
+    let item = eventually("the certificate to be told of", async || attention().await.ok_or_else(String::new)).await;
+    assert_eq!((&item["severity"], &item["command"]), (&json!("warning"), &json!("posthaste doctor")), "{item}");
+    assert!(item["reason"].as_str().unwrap().starts_with("the certificate of the API's address ends in "), "{item}");
+    let short = seconds_left().await;
+    assert!((0.0..=5.0 * 86_400.0).contains(&short), "{short}");
 }

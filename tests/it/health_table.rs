@@ -53,6 +53,8 @@ async fn the_table_shows_the_last_hour_of_an_endpoint_its_tenant_and_the_gateway
         let worst = json!([{"tenant": "default", "endpoint": endpoint["id"], "failed_attempts": 2}]);
         let is_one = path.contains("endpoints");
         assert_eq!(table["top_endpoints"], if is_one { json!([]) } else { worst }, "{path}");
+        let types = json!([{"type": "a.b", "attempts": 12, "delivered": 10, "dead": 2, "success_rate": 0.833333}]);
+        assert_eq!(table["top_types"], if is_one { json!([]) } else { types }, "{path}");
     }
 }
 

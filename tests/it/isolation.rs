@@ -74,8 +74,8 @@ impl Operation {
         self.path.contains(&format!("{{{part}}}"))
     }
 
-    /// That this is nothing to them: a token shows them no such thing, and
-    /// where none is needed, a link is.
+    /// Checks that a stranger was refused: a token of another tenant sees no such
+    /// resource, and a route without tokens takes only a valid link.
     #[track_caller]
     fn refused(&self, answer: &Answer) {
         match &self.need {

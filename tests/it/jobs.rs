@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{asked, cli_output};
+use crate::cli::{asked, cli_output, to_gateway};
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually, unlimited};
 
 for_every_store! {
@@ -17,7 +17,9 @@ for_every_store! {
     waiting_deliveries_are_retried_with_one_command,
     waiting_deliveries_are_cancelled_with_one_command,
     a_job_is_paused_resumed_cancelled_and_limited,
+    a_job_says_of_each_delivery_that_it_names_what_became_of_it,
     what_is_asked_of_a_job_is_checked,
+    dead_letters_of_a_deleted_endpoint_are_chosen_by_its_id,
 }
 
 const JOBS: &str = "/v1/tenants/default/jobs";
@@ -65,6 +67,10 @@ async fn a_lost_night_is_grouped_previewed_and_replayed_with_one_command() {
         (&endpoint["id"], &json!("refused"), &json!("400"))
     );
     assert_eq!((&group["count"], &groups["total"]["count"], &group["day"]), (&json!(60), &json!(60), &Value::Null));
+    for (class, count) in [("4xx", 60), ("5xx", 0)] {
+        let found = asked(&gateway, &["dead-letters", "groups", "--answer", class]).await;
+        assert_eq!(found["total"]["count"], count, "{class}");
+    }
     let all = asked(&gateway, &["dead-letters", "groups", "--all"]).await;
     assert_eq!(all["data"][0]["tenant"], "default");
     receiver.answer_with(|_| Reply::Status(200));
@@ -79,7 +85,7 @@ async fn a_lost_night_is_grouped_previewed_and_replayed_with_one_command() {
     let job = wait_for_job(&gateway, &job, is_finished).await;
     assert_eq!((&job["matched"], &job["done"], &job["left_out"]), (&json!(60), &json!(60), &json!([])));
     assert_eq!(job["outcome"], json!({"delivered": 60, "dead": 0, "waiting": 0}));
-    assert_eq!(job["endpoints"][0]["done"], 60);
+    assert_eq!((&job["endpoints"][0]["done"], &job["endpoints"][0]["left_out"]), (&json!(60), &json!([])));
     assert!(receiver.times_by_id().values().all(|times| *times == 2), "once refused and once delivered");
     wait_for_dead(&gateway, 0).await;
     let audit = gateway.list("/v1/tenants/default/audit").await;
@@ -120,7 +126,10 @@ async fn a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_p
     let filter = json!({"endpoints": [blocking["id"]]});
     let preview = json!({"kind": "replay", "filter": filter, "dry_run": true});
     let preview = gateway.client.post_json(JOBS, &preview).await.expect(200);
-    assert_eq!((&preview["matches"], &preview["unblocks"]), (&json!(3), &json!({"waiting": 9, "lanes": 3})));
+    assert_eq!(
+        (&preview["matches"], &preview["unblocks"]),
+        (&json!(3), &json!({"waiting": 9, "lanes": 3, "is_exact": true}))
+    );
     let job = gateway.client.post_json(JOBS, &json!({"kind": "replay", "filter": filter})).await.expect(202);
     let job = wait_for_job(&gateway, &job, is_finished).await;
     assert_eq!(job["done"], 3, "the heads; the rest follows");
@@ -136,6 +145,7 @@ async fn a_replay_goes_in_the_order_of_its_lanes_and_leaves_out_what_they_have_p
     let job = gateway.client.post_json(JOBS, &again).await.expect(202);
     let job = wait_for_job(&gateway, &job, is_finished).await;
     assert_eq!((&job["done"], &job["left_out"]), (&json!(0), &json!([{"why": "overtaken", "count": 12}])));
+    assert_eq!(job["endpoints"][0]["left_out"], job["left_out"], "all of it is there");
     assert_eq!(receiver.count(), 15);
 }
 
@@ -358,6 +368,35 @@ async fn a_job_is_paused_resumed_cancelled_and_limited() {
     assert_eq!(listed["data"][0]["id"], job["id"]);
 }
 
+/// Id of an endpoint that was never created.
+const NO_ENDPOINT: &str = "ep_01k9zzzzzzzzzzzzzzzzzzzzzz";
+
+async fn a_job_says_of_each_delivery_that_it_names_what_became_of_it() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    lost(&gateway, &receiver, 3).await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let mut ids: Vec<Value> = gateway.list(DEAD).await.iter().map(|one| one["id"].clone()).collect();
+    let path = format!("/v1/tenants/default/deliveries/{}/replay", ids[1].as_str().unwrap());
+    gateway.client.post(&path, "").await.expect(202);
+    wait_for_dead(&gateway, 2).await;
+    let unknown = json!("dlv_00000000000000000000000000");
+    ids.extend([unknown.clone(), ids[0].clone()]);
+    let left_out = json!([{"why": "wrong_state", "count": 2}]);
+    let ask = |ids: &[Value], is_dry| json!({"kind": "replay", "filter": {"ids": ids}, "dry_run": is_dry});
+    let preview = gateway.client.post_json(JOBS, &ask(&ids, true)).await.expect(200);
+    assert_eq!((&preview["matches"], &preview["is_exact"]), (&json!(2), &json!(true)));
+    assert_eq!(preview["left_out"], left_out, "one is no longer dead, and one is not there");
+    let job = gateway.client.post_json(JOBS, &ask(&ids, false)).await.expect(202);
+    let job = wait_for_job(&gateway, &job, is_finished).await;
+    assert_eq!((&job["matched"], &job["done"], &job["left_out"]), (&json!(4), &json!(2), &left_out));
+    let left_out = json!([{"why": "wrong_state", "count": 1}]);
+    let preview = gateway.client.post_json(JOBS, &ask(std::slice::from_ref(&unknown), true)).await.expect(200);
+    assert_eq!((&preview["matches"], &preview["left_out"]), (&json!(0), &left_out));
+    let job = gateway.client.post_json(JOBS, &ask(&[unknown], false)).await.expect(202);
+    assert_eq!((&job["state"], &job["matched"], &job["left_out"]), (&json!("finished"), &json!(1), &left_out));
+}
+
 async fn what_is_asked_of_a_job_is_checked() {
     let gateway = Gateway::start().await;
     for (body, pointer) in [
@@ -366,6 +405,12 @@ async fn what_is_asked_of_a_job_is_checked() {
         (json!({"kind": "retry", "filter": {"state": "dead"}}), "/filter/state"),
         (json!({"kind": "replay", "filter": {"all": true}, "per_second": 0}), "/per_second"),
         (json!({"kind": "send", "filter": {"all": true}}), "/kind"),
+        (json!({"kind": "replay", "filter": {"answers": ["503", "50x"]}}), "/filter/answers/1"),
+        (json!({"kind": "discard", "filter": {"answers": ["timeuot"]}}), "/filter/answers/0"),
+        (json!({"kind": "retry", "filter": {"event_types": ["order-*"]}}), "/filter/event_types/0"),
+        (json!({"kind": "replay", "filter": {"cause": "exausted"}}), "/filter/cause"),
+        (json!({"kind": "replay", "filter": {"endpoints": [NO_ENDPOINT]}}), "/filter/endpoints/0"),
+        (json!({"kind": "backfill", "filter": {"endpoints": [NO_ENDPOINT], "all": true}}), "/filter/endpoints/0"),
     ] {
         let refused = gateway.client.post_json(JOBS, &body).await.problem(422, "invalid_field");
         assert_eq!(refused["errors"][0]["pointer"], pointer, "{refused}");
@@ -378,4 +423,25 @@ async fn what_is_asked_of_a_job_is_checked() {
     gateway.client.get(&format!("{JOBS}/job_00000000000000000000000000")).await.problem(404, "not_found");
     let job = gateway.client.post_json(JOBS, &json!({"kind": "replay", "filter": {"all": true}})).await.expect(202);
     assert_eq!(job["state"], "finished", "there was nothing to do");
+    for wrong in [["--answer", "50x"], ["--event-type", "order-*"], ["--cause", "exausted"]] {
+        let output = to_gateway(&gateway, &[&["dead-letters", "replay"][..], &wrong].concat()).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+    let unknown = ["dead-letters", "replay", "--endpoint", NO_ENDPOINT];
+    let unknown = to_gateway(&gateway, &unknown).output().await.unwrap();
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(!unknown.status.success() && said.contains("does not exist"), "{said}");
+}
+
+async fn dead_letters_of_a_deleted_endpoint_are_chosen_by_its_id() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = lost(&gateway, &receiver, 2).await;
+    let id = endpoint["id"].as_str().unwrap();
+    gateway.client.send("DELETE", &format!("/v1/tenants/default/endpoints/{id}"), &[], "").await.unwrap().expect(204);
+    let discard = json!({"kind": "discard", "filter": {"endpoints": [id]}});
+    let job = gateway.client.post_json(JOBS, &discard).await.expect(202);
+    assert_eq!(wait_for_job(&gateway, &job, is_finished).await["done"], 2);
+    let refused = gateway.client.post_json(JOBS, &discard).await.problem(422, "invalid_field");
+    assert_eq!(refused["errors"][0]["pointer"], "/filter/endpoints/0", "nothing of it is left");
 }

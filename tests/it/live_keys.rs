@@ -12,12 +12,15 @@ use serde_json::{Value, json};
 
 use crate::at_rest::rotate;
 use crate::cli::{asked, posthaste, to_gateway};
+use crate::crash::produce;
 use crate::support::{Client, Gateway, Receiver, eventually, path_of, unlimited};
 
 for_every_store! {
     the_master_key_is_replaced_under_load_and_nothing_fails,
     a_rotation_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_the_next,
+    a_rotation_that_is_refused_is_not_in_the_audit_log,
     a_new_admin_token_is_in_force_at_once_and_the_old_one_is_not,
+    a_new_admin_token_that_is_cut_off_under_load_leaves_one_that_works_and_refuses_no_event,
 }
 
 const ENDPOINTS: usize = 30;
@@ -174,10 +177,28 @@ async fn the_master_key_is_replaced_under_load_and_nothing_fails() {
     }
 }
 
+async fn a_rotation_that_is_refused_is_not_in_the_audit_log() {
+    let gateway = Gateway::start().await;
+    let rotations = async || {
+        let entries = asked(&gateway, &["audit", "--all"]).await;
+        let entries = entries["data"].as_array().unwrap().clone();
+        entries.iter().filter(|entry| entry["action"] == "master_key.rotated").count()
+    };
+    let key = std::fs::read(key_file(&gateway)).unwrap();
+    std::fs::write(key_file(&gateway), "no key at all").unwrap();
+    gateway.client.post("/v1/master-key/rotate", "").await.problem(409, "wrong_state");
+    assert_eq!(rotations().await, 0, "nothing was rotated");
+    std::fs::write(key_file(&gateway), key).unwrap();
+    gateway.client.post("/v1/master-key/rotate", "").await.expect(200);
+    assert_eq!(rotations().await, 1);
+}
+
 async fn a_rotation_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_the_next() {
-    let receiver = Receiver::start().await;
+    let (receiver, loaded) = (Receiver::start().await, Receiver::start().await);
     let (mut gateway, endpoints) = with_endpoints(&receiver).await;
+    let load = EventLoad::start(&gateway, &loaded, gateway.token()).await;
     for round in 0..6_u64 {
+        loaded.wait_for(loaded.count() + 20).await;
         let before = keys(&gateway);
         let mut rotating = to_gateway(&gateway, &["keys", "rotate"]).stderr(Stdio::null()).spawn().unwrap();
         // It has begun when the file changes; each round the gateway is killed at another moment after that.
@@ -194,6 +215,47 @@ async fn a_rotation_that_is_killed_at_any_moment_loses_nothing_and_is_finished_b
     assert_eq!((sealed_ids(&gateway).await.len(), keys(&gateway).len()), (1, 1));
     let gateway = gateway.killed_and_restarted().await;
     all_sign(&gateway, &receiver, &endpoints).await;
+    load.arrives(&loaded).await;
+}
+
+/// Producers that hand in events of the type `load`, and again what was not answered.
+struct EventLoad {
+    producers: Vec<tokio::task::JoinHandle<Vec<String>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl EventLoad {
+    async fn start(gateway: &Gateway, receiver: &Receiver, token: &str) -> Self {
+        let settings =
+            json!({"url": receiver.url(), "event_types": ["load"], "rate": unlimited(), "max_in_flight": 64});
+        gateway.create_endpoint(settings).await;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let start = |n| tokio::spawn(produce(Client::new(gateway.address, token), n, is_over.clone()));
+        Self { producers: (0..4).map(start).collect(), is_over }
+    }
+
+    /// Ends the load, and waits until all that was acknowledged has arrived.
+    async fn arrives(self, receiver: &Receiver) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut acknowledged = Vec::new();
+        for producer in self.producers {
+            acknowledged.extend(producer.await.expect("no event is refused"));
+        }
+        assert!(acknowledged.len() > 50, "only {} events", acknowledged.len());
+        let missing = || {
+            let arrived = receiver.times_by_id();
+            acknowledged.iter().filter(|id| !arrived.contains_key(*id)).count()
+        };
+        // For as long as some arrive: there may be thousands.
+        let mut left = missing();
+        while left > 0 {
+            left = eventually("more of what was acknowledged to arrive", || async {
+                let now = missing();
+                if now < left { Ok(now) } else { Err(format!("{now} of {} are missing", acknowledged.len())) }
+            })
+            .await;
+        }
+    }
 }
 
 async fn a_new_admin_token_is_in_force_at_once_and_the_old_one_is_not() {
@@ -223,4 +285,39 @@ async fn a_new_admin_token_is_in_force_at_once_and_the_old_one_is_not() {
     }
     let nobody = posthaste(&["keys", "new-admin-token", "--data", "/nonexistent"]).output().await.unwrap();
     assert!(!nobody.status.success());
+}
+
+async fn a_new_admin_token_that_is_cut_off_under_load_leaves_one_that_works_and_refuses_no_event() {
+    let loaded = Receiver::start().await;
+    let mut gateway = Gateway::start().await;
+    let made = json!({"tenant": "default", "rights": ["publish"]});
+    let made = gateway.client.post_json("/v1/tokens", &made).await.expect(201);
+    let load = EventLoad::start(&gateway, &loaded, made["token"].as_str().unwrap()).await;
+    let (file, next) = (gateway.folder().join("admin-token"), gateway.folder().join("admin-token.next"));
+    let in_file = || std::fs::read_to_string(&file).unwrap().trim().to_owned();
+    let mut renewed = 0;
+    for round in 0..6_u32 {
+        loaded.wait_for(loaded.count() + 20).await;
+        let (before, is_last) = (in_file(), round == 5);
+        let client = gateway.another_client();
+        let renewing = tokio::spawn(async move { client.send("POST", "/v1/admin-token", &[], "").await });
+        // It has begun when the file with the new token is there; each round it is killed at another moment after that,
+        // and in the last one when the new token has its place.
+        while in_file() == before && (is_last || !next.exists()) && !renewing.is_finished() {
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(u64::from(round))).await;
+        gateway = gateway.killed_and_restarted().await;
+        let token = in_file();
+        Client::new(gateway.address, &token).get("/v1/tenants").await.expect(200);
+        if token != before {
+            renewed += 1;
+            Client::new(gateway.address, &before).get("/v1/tenants").await.problem(401, "unauthenticated");
+        }
+        if let Ok(answer) = renewing.await.unwrap() {
+            assert_eq!(answer.expect(201)["token"], token, "what was told is in force");
+        }
+    }
+    assert!(renewed > 0, "every kill came before the new token was stored");
+    load.arrives(&loaded).await;
 }

@@ -15,6 +15,7 @@ for_every_store! {
     what_people_do_is_counted_and_shown,
     what_expires_unattempted_is_counted_as_dead,
     trouble_and_what_is_done_about_it_is_counted,
+    what_died_and_the_jobs_that_are_not_over_are_shown,
 }
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -197,6 +198,28 @@ async fn what_expires_unattempted_is_counted_as_dead() {
         if dead == 1.0 { Ok(()) } else { Err(format!("{dead} are counted")) }
     })
     .await;
+}
+
+async fn what_died_and_the_jobs_that_are_not_over_are_shown() {
+    let gateway = Gateway::start().await;
+    let picky = Receiver::answering(|_| Reply::Status(400)).await;
+    let endpoint = gateway.create_endpoint(json!({"url": picky.url()})).await;
+    gateway.send_many("lost", "a.x", 10, |_| None).await;
+    gateway.drained(&endpoint).await;
+    // Of four, two run, and each of these takes one dead letter at once.
+    let (jobs, slow) =
+        ("/v1/tenants/default/jobs", json!({"kind": "replay", "filter": {"all": true}, "per_second": 0.001}));
+    let first = gateway.client.post_json(jobs, &slow).await.expect(202);
+    gateway.client.post(&format!("{jobs}/{}/pause", first["id"].as_str().unwrap()), "").await.expect(200);
+    for _ in 0..3 {
+        gateway.client.post_json(jobs, &slow).await.expect(202);
+    }
+    let scrape = Scrape::of(&gateway.client).await;
+    assert!((7.0..=10.0).contains(&scrape.value("posthaste_dead_letters")), "{:?}", scrape.0);
+    assert!(scrape.value("posthaste_oldest_dead_letter_age_seconds") > 0.0);
+    assert!(scrape.value("posthaste_answers_total{status=\"400\"}") >= 10.0);
+    let of_state = |state: &str| scrape.value(&format!("posthaste_jobs{{state=\"{state}\"}}"));
+    assert_eq!(["running", "paused", "queued"].map(of_state), [2.0, 1.0, 1.0]);
 }
 
 #[tokio::test]

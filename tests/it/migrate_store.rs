@@ -165,6 +165,11 @@ async fn live(gateway: &Gateway) -> MovedEndpoints {
     gateway.post_to_endpoint(&gone, "pause", "").await;
     gateway.send_many("late", "gone", 2, |_| None).await;
     gateway.client.send("DELETE", &path_of(&gone), &[], "").await.unwrap();
+    eventually("what waited for the deleted endpoint to be listed as cancelled", || async {
+        let cancelled = gateway.list("/v1/tenants/default/deliveries?state=cancelled").await;
+        if cancelled.len() == 3 { Ok(()) } else { Err(json!(cancelled).to_string()) }
+    })
+    .await;
     MovedEndpoints { receiver, lanes, slow, paused }
 }
 

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
+use crate::on_postgres::PendingStart;
 use crate::servers::postgres::{Database, Server};
 use crate::support::{Client, Gateway, Options, ReceivedRequest, Receiver, eventually, is_on_postgres};
 
@@ -45,6 +46,11 @@ const PATIENT: [&str; 12] = [
 /// What has had no attempt may wait for a year at most. So that the fixture
 /// never gets too old, that year begins when the test does.
 const BEGIN_THE_YEAR: &str = "SET replayed_at = $now WHERE age_from IS NULL";
+
+/// What the trace of the fixture's traced events begins with.
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-";
+/// Jobs are kept for 90 days after their end, which would be over, too.
+const END_NOW: &str = "SET finished_at = $now WHERE finished_at IS NOT NULL";
 
 /// A gateway on a copy of a store that an older version has written.
 struct OlderStore {
@@ -79,6 +85,11 @@ impl OlderStore {
         if is_on_postgres() {
             unpack(&version.join("postgres.tar.gz"), folder.path());
             let restored = restore(&folder, &begin_the_year).await;
+            let has_jobs = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'jobs'";
+            if restored.number(has_jobs).await > 0 {
+                let end_now = END_NOW.replace("$now", &now.to_string());
+                restored.execute(&format!("UPDATE posthaste.jobs {end_now}")).await;
+            }
             flags.extend(["--database-url".to_owned(), restored.url().to_owned()]);
             database = Some(restored);
         } else {
@@ -86,6 +97,9 @@ impl OlderStore {
             let store = rusqlite::Connection::open(folder.path().join("posthaste.db")).unwrap();
             let changed = store.execute(&format!("UPDATE deliveries {begin_the_year} AND state = 0"), []).unwrap();
             assert!(changed > 0, "something in it has had no attempt");
+            if store.table_exists(None, "jobs").unwrap() {
+                store.execute(&format!("UPDATE jobs {}", END_NOW.replace("$now", &now.to_string())), []).unwrap();
+            }
         }
         let recorded = serde_json::from_slice(&std::fs::read(folder.path().join("told.json")).unwrap()).unwrap();
         let gateway = Gateway::start_in(folder, Options { flags, ..Options::default() }).await;
@@ -96,6 +110,11 @@ impl OlderStore {
     fn endpoint(&self, name: &str) -> Value {
         let tenant = if name == "watcher" { "_system" } else { "default" };
         json!({"tenant": tenant, "id": self.recorded["endpoints"][name]})
+    }
+
+    /// The jobs in it, if its version had jobs.
+    fn jobs(&self) -> Option<&Vec<Value>> {
+        self.recorded["answers"][format!("{TENANT}/jobs?limit=500")]["data"].as_array()
     }
 
     /// Leads an endpoint to this receiver and lets go what waits for it.
@@ -131,7 +150,7 @@ async fn restore(folder: &TempDir, begin_the_year: &str) -> Database {
 fn differences(before: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
     match (before, now) {
         (Value::Object(before), Value::Object(fields)) => {
-            for (name, value) in before.iter().filter(|(name, _)| !moves_with_time(name, before)) {
+            for (name, value) in before.iter().filter(|(name, _)| !is_not_compared(name, before)) {
                 differences(value, fields.get(name).unwrap_or(&Value::Null), &format!("{at}/{name}"), found);
             }
         }
@@ -147,10 +166,11 @@ fn differences(before: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-fn moves_with_time(name: &str, of: &serde_json::Map<String, Value>) -> bool {
-    // Settings that an older version did not know take up space, too.
-    name == "settings_bytes"
-        || name == "oldest_due_age"
+fn is_not_compared(name: &str, of: &serde_json::Map<String, Value>) -> bool {
+    // Settings that an older version did not know take up space, too. 0.1.0 showed the
+    // `User-Agent` of its own version with every attempt.
+    ["settings_bytes", "oldest_due_age", "user-agent"].contains(&name)
+        || (name == "finished_at" && of.contains_key("even_overtaken"))
         || (name == "give_up_at" && of.get("state") == Some(&json!("waiting")))
 }
 
@@ -185,6 +205,11 @@ async fn everything_is_told(older: OlderStore) {
         })
         .await;
     }
+    if let Some(jobs) = older.jobs() {
+        for state in ["paused", "finished"] {
+            assert!(jobs.iter().any(|job| job["state"] == state), "a job in it is {state}");
+        }
+    }
     let groups = older.gateway.client.get(&format!("{TENANT}/dead-letters/groups")).await.expect(200);
     let dead = answers[&format!("{TENANT}/dead-letters?limit=500")]["data"].as_array().unwrap().len();
     assert_eq!(groups["total"]["count"], dead, "the dead letters of older versions are counted: {groups}");
@@ -200,6 +225,35 @@ async fn a_restored_database_has_no_rows_of_transactions_that_are_yet_to_come() 
             assert_eq!(older.database.as_ref().unwrap().number(to_come).await, 0);
         })
         .await;
+    })
+    .await;
+}
+
+/// A node of the older version would fail with every statement from then on.
+#[tokio::test]
+async fn columns_are_not_renamed_while_a_node_of_the_older_version_runs() {
+    let private = std::fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().permissions(private).tempdir().unwrap();
+    unpack(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/0.1.0/postgres.tar.gz"), folder.path());
+    let database = restore(&folder, "SET urgent = urgent").await;
+    let running = "INSERT INTO posthaste.nodes (id, name, version, joined_at, lease_until)
+                   VALUES (999, 'node-of-0.1.0', 0, now(), now() + interval '1 hour')";
+    database.execute(running).await;
+    let schema = "SELECT max(version)::bigint FROM posthaste.migrations";
+    let before = database.number(schema).await;
+    let start = PendingStart::new(folder.path(), database.url(), "60s");
+    start.answers().await;
+    eventually("it to say what it waits for", || async {
+        let said = start.printed.text();
+        if said.contains("nodes of an older version still run (node-of-0.1.0)") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    assert_eq!(database.number(schema).await, before, "nothing was changed");
+    database.execute("DELETE FROM posthaste.nodes WHERE id = 999").await;
+    // It goes on with the step at once; thin endpoints of the fixture then ask it for --public-url.
+    eventually("the step to be made", || async {
+        let now = database.number(schema).await;
+        if now > before { Ok(()) } else { Err(start.printed.text()) }
     })
     .await;
 }
@@ -239,6 +293,13 @@ async fn everything_goes_on(older: OlderStore) {
         seen_at(&receiver, "watcher").iter().filter(|seen| seen.header("x-event-type") == "endpoint.paused").count();
     assert!(paused >= 2, "what the watcher had not seen arrives: {paused}");
     ids_known(&older.gateway).await;
+    if older.jobs().is_some() {
+        job_resumed(&older, &receiver).await;
+        older.gateway.wait_for_state("traced-1", "delivered").await;
+        let seen = seen_at(&receiver, "paused");
+        let traced = seen.iter().find(|seen| seen.id() == "traced-1").expect("it is delivered");
+        assert!(traced.header("traceparent").starts_with(TRACE), "{:?}", traced.headers);
+    }
 }
 
 /// What came to the receiver in the name of one endpoint.
@@ -298,6 +359,21 @@ async fn in_order(older: &OlderStore, receiver: &Receiver) {
         assert!(seen.header("webhook-signature").contains("v1a,"), "{:?}", seen.headers);
         assert_eq!((seen.header("x-team"), seen.header("content-type")), ("billing", "application/cloudevents+json"));
     }
+}
+
+/// A job that was paused goes on with what it held back, in order.
+async fn job_resumed(older: &OlderStore, receiver: &Receiver) {
+    older.redirect("recovering", receiver).await;
+    let paused = older.jobs().unwrap().iter().find(|job| job["state"] == "paused").expect("one is paused");
+    let job = format!("{TENANT}/jobs/{}", paused["id"].as_str().unwrap());
+    older.gateway.client.post(&format!("{job}/resume"), "").await.expect(200);
+    eventually("the job to be finished", || async {
+        let job = older.gateway.client.get(&job).await.expect(200);
+        if job["state"] == "finished" { Ok(()) } else { Err(job.to_string()) }
+    })
+    .await;
+    let seen = seen_at(receiver, "recovering");
+    assert_eq!(seen.iter().map(ReceivedRequest::id).collect::<Vec<_>>(), ["recover-0", "recover-1", "recover-2"]);
 }
 
 /// A dead letter that holds up its lane is replayed, and the lane drains.
@@ -377,8 +453,9 @@ async fn measure_a_migration() {
         assert!(gateway.terminate().await.success());
     }
     let store = if database.is_some() { "PostgreSQL" } else { "embedded" };
+    let waiting = if database.is_some() { ", and as many that wait" } else { "" };
     println!(
-        "{store}, {rows} events with a delivery each: {:.2} s to the start with the migration, {:.2} s without",
+        "{store}, {rows} events with a delivery each{waiting}: {:.2} s to the start with the migration, {:.2} s without",
         starts[0], starts[1]
     );
 }
@@ -409,9 +486,11 @@ fn fill_embedded(path: &Path, rows: i64) {
 async fn fill_database(database: &Database, rows: i64) {
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    for (table, changed) in [
-        ("events", vec![("no", "top + n"), ("id", "'many-' || n")]),
-        ("finished", vec![("no", "top + n"), ("lane", "NULL"), ("seq", "NULL")]),
+    // What waits is at paused endpoints, so that the start does not begin with deliveries.
+    for (table, one, changed) in [
+        ("events", "true", vec![("no", "top + n"), ("id", "'many-' || n")]),
+        ("finished", "true", vec![("no", "top + n"), ("lane", "NULL"), ("seq", "NULL")]),
+        ("queue", "lane IS NULL AND attempts = 0", vec![("no", "top + n")]),
     ] {
         let names = "SELECT column_name::text FROM information_schema.columns
                      WHERE table_schema = 'posthaste' AND table_name = $1 AND is_generated = 'NEVER'";
@@ -419,7 +498,8 @@ async fn fill_database(database: &Database, rows: i64) {
         let (names, values) = copied_columns(names, &changed);
         let sql = format!(
             "INSERT INTO posthaste.{table} ({names}) SELECT {values} FROM generate_series(1, {rows}) n,
-                 (SELECT max(no) AS top FROM posthaste.{table}) t, (SELECT * FROM posthaste.{table} LIMIT 1) one"
+                 (SELECT max(no) AS top FROM posthaste.{table}) t,
+                 (SELECT * FROM posthaste.{table} WHERE {one} LIMIT 1) one"
         );
         let added = client.execute(&sql, &[]).await.unwrap();
         assert_eq!(added as i64, rows, "{table}");

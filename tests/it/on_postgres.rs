@@ -235,15 +235,15 @@ async fn the_database_is_spoken_to_over_tls_as_sslmode_asks() {
 }
 
 /// A start on a database that is not there yet, in a process of its own.
-struct PendingStart {
-    client: Client,
+pub struct PendingStart {
+    pub client: Client,
     probes: Client,
-    printed: CapturedOutput,
+    pub printed: CapturedOutput,
     process: tokio::process::Child,
 }
 
 impl PendingStart {
-    fn new(folder: &Path, url: &str, wait: &str) -> Self {
+    pub fn new(folder: &Path, url: &str, wait: &str) -> Self {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
         let health = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
@@ -258,7 +258,7 @@ impl PendingStart {
     }
 
     /// Waits until it answers that it is alive and not ready.
-    async fn answers(&self) {
+    pub async fn answers(&self) {
         eventually("it to say that it waits", || async {
             let answer = self.client.send("GET", "/readyz", &[], "").await?;
             if answer.status == 503 { Ok(()) } else { Err(answer.status.to_string()) }

@@ -20,6 +20,7 @@ for_every_store! {
     a_burst_of_refused_deliveries_is_one_mail_and_few_are_none,
     a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it,
     a_tenant_reads_of_its_own_trouble_in_its_chat,
+    a_producer_cannot_hand_events_to_those_who_listen_to_operations,
 }
 
 async fn listener(gateway: &Gateway, settings: Value) -> Value {
@@ -365,4 +366,36 @@ async fn a_tenant_reads_of_its_own_trouble_in_its_chat() {
     );
     assert_eq!(seen[0].json(), json!({"text": text}));
     assert_eq!(seen[0].header("x-tenant"), "default");
+}
+
+async fn a_producer_cannot_hand_events_to_those_who_listen_to_operations() {
+    let gateway = Gateway::start().await;
+    let (chat, shop) = (Receiver::start().await, Receiver::start().await);
+    let listener = json!({"url": chat.url(), "format": "slack", "listens_to": "operations"});
+    let listener = gateway.create_endpoint(listener).await;
+    let ordinary = gateway.create_endpoint(json!({"url": shop.url()})).await;
+    let events = "/v1/tenants/default/events";
+    let forged =
+        json!({"id": "forged", "type": "delivery.dead", "endpoints": [listener["id"]], "data": {"cause": "gone"}});
+    let pair =
+        json!({"id": "pair", "type": "posthaste.test", "endpoints": [ordinary["id"], listener["id"]], "data": 1});
+    for event in [&forged, &pair] {
+        let problem = gateway.client.post_json(events, event).await.problem(422, "invalid_field");
+        assert_eq!(problem["errors"][0]["pointer"], "/endpoints", "{problem}");
+    }
+    let fine = json!({"id": "fine", "type": "a", "endpoints": [ordinary["id"]], "data": 1});
+    let batch = json!([&fine, &forged]);
+    gateway.client.post_json(&format!("{events}/batch"), &batch).await.problem(422, "invalid_field");
+    let partial = gateway.client.post_json(&format!("{events}/batch?partial=true"), &batch).await.expect(202);
+    assert_eq!(
+        (&partial["data"][0]["id"], &partial["data"][1]["error"]["code"]),
+        (&json!("fine"), &json!("invalid_field"))
+    );
+    shop.wait_for(1).await;
+    // The gateway's own test goes there.
+    let tested = format!("{}/test", path_of(&listener));
+    gateway.client.post(&tested, "").await.expect(202);
+    chat.wait_for(1).await;
+    assert!(chat.seen()[0].json()["text"].as_str().unwrap().contains("a test event from Posthaste"));
+    assert_eq!((chat.count(), shop.count()), (1, 1));
 }

@@ -13,7 +13,7 @@ for_every_store! {
 }
 
 /// A row of the table.
-struct Question {
+struct OperatorQuestion {
     text: String,
     command: String,
     /// Words that the answer has.
@@ -25,7 +25,7 @@ fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-fn questions() -> Vec<Question> {
+fn questions() -> Vec<OperatorQuestion> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recovering.md");
     let page = std::fs::read_to_string(page).expect("a page");
     let (_, table) = page.split_once("## Twenty questions of an operator").expect("the table is there");
@@ -34,7 +34,7 @@ fn questions() -> Vec<Question> {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [text, command, answer] = cells[..] else { panic!("{row} has not three cells") };
         let command = quoted(command).remove(0);
-        Question { text: text.to_owned(), command, words: quoted(answer) }
+        OperatorQuestion { text: text.to_owned(), command, words: quoted(answer) }
     });
     questions.collect()
 }
@@ -68,7 +68,7 @@ async fn each_question_of_an_operator_is_answered_by_one_command() {
     let day = event["accepted_at"].as_str().unwrap()[..10].to_owned();
     let questions = questions();
     assert_eq!(questions.len(), 20, "there are twenty of them");
-    for Question { text, command, words } in questions {
+    for OperatorQuestion { text, command, words } in questions {
         let real = |word: &str| match word {
             "ENDPOINT" => endpoint.clone(),
             "DELIVERY" => delivery.clone(),

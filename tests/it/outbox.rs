@@ -1,17 +1,27 @@
 //! The outbox: what a producer commits is handed in once, whole and in order,
 //! and what cannot be accepted stops nothing but its key.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use posthaste::lifecycle::outbox::relay::OutboxRelay;
+use posthaste::lifecycle::outbox::{EventRoute, EventSink, SinkResponse};
+use posthaste::metrics::OutboxFigures;
+use posthaste::model::id::TenantId;
 use posthaste::store::outbox::OutboxDatabase;
 use posthaste::store::outbox::claim::OutboxClaim;
 use posthaste::store::outbox::install::{self, OutboxRoles, STEPS};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::cli::cli_output;
 use crate::servers::postgres::Server;
 use crate::support::outbox::{
     Producer, RelayChild, connect, event_ids, posthaste_outbox, relaying_gateway, said, send, sorted,
 };
-use crate::support::{Client, Gateway, Options, Receiver, eventually};
+use crate::support::{Client, Gateway, Options, Receiver, eventually, path_of};
 
 #[tokio::test]
 async fn installing_twice_changes_nothing_and_the_sql_can_be_read_first() {
@@ -233,6 +243,158 @@ async fn a_row_that_can_never_be_accepted_is_set_aside_and_stops_nothing_but_its
 }
 
 #[tokio::test]
+async fn rows_that_no_event_can_be_made_of_are_refused_and_the_others_go() {
+    let producer = Producer::new().await;
+    let gateway = relaying_gateway(&producer, &[]).await;
+    let client = producer.connect().await;
+    let with = async |arguments: &str| {
+        let sql = format!("SELECT posthaste_outbox.send('a.b', '1', {arguments})");
+        client.query_one(&sql, &[]).await.unwrap().get::<_, String>(0)
+    };
+    let odd = [
+        with("endpoints => ARRAY['ep_1', NULL]").await,
+        with("endpoints => ARRAY[ARRAY['ep_1'], ARRAY['ep_2']]").await,
+        with("key => 'k', occurred_at => 'infinity'").await,
+        with("occurred_at => '-infinity'").await,
+        with("tenant => ''").await,
+    ];
+    let behind = with("key => 'k'").await;
+    let fine = [with("key => 'other'").await, with("expires_at => 'infinity'").await];
+    let over = with("expires_at => '-infinity'").await;
+    eventually("the odd rows to be refused", || async {
+        let refused = producer.refusals().await;
+        if refused.len() == odd.len() { Ok(()) } else { Err(format!("{refused:?}")) }
+    })
+    .await;
+    producer.wait_for_rows(odd.len() as i64 + 1).await;
+    let number = |id: &str| id.rsplit('_').next().unwrap().parse::<i64>().unwrap();
+    let (refused, ids) = (producer.refusals().await, event_ids(&gateway, "default").await);
+    for ((id, code, reason), (odd, words)) in refused.iter().zip(odd.iter().zip([
+        "endpoints has an element that is NULL",
+        "endpoints cannot be read: array contains too many dimensions",
+        "occurred_at is infinite",
+        "occurred_at is infinite",
+        "is not the id of a tenant",
+    ])) {
+        let expected = if words.contains("tenant") { "not_found" } else { "invalid_field" };
+        assert!(*id == number(odd) && code == expected && reason.contains(words), "{id} {code} {reason}");
+    }
+    assert_eq!(sorted(ids), sorted(vec![fine[0].clone(), fine[1].clone(), over.clone()]));
+    let event = gateway.client.get(&format!("/v1/tenants/default/events/{over}")).await.expect(200);
+    assert!(event["expires_at"].as_str().is_some_and(|end| end.starts_with("20")), "{event}");
+    // The owner corrects the row, and its key goes on.
+    let correct = format!("UPDATE posthaste_outbox.outbox SET occurred_at = NULL WHERE id = {}", number(&odd[2]));
+    producer.database.execute(&correct).await;
+    producer.outbox_says(&["retry", &number(&odd[2]).to_string()]).await;
+    producer.wait_for_rows(odd.len() as i64 - 1).await;
+    let ids = event_ids(&gateway, "default").await;
+    assert_eq!(ids[ids.len() - 2..], [odd[2].clone(), behind]);
+}
+
+/// A gateway that panics at its first request.
+#[derive(Default)]
+struct PanickingSink(AtomicUsize);
+
+#[async_trait]
+impl EventSink for PanickingSink {
+    async fn post(&self, _: &TenantId, _: EventRoute, _: Bytes) -> Result<SinkResponse, String> {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) > 0, "it panics, as the test wants");
+        Ok(SinkResponse { status: 202, ..SinkResponse::default() })
+    }
+}
+
+#[tokio::test]
+async fn a_relay_that_panics_begins_again_and_tells_it() {
+    let producer = Producer::new().await;
+    producer.send("a.b", Some("k"), "1").await;
+    let (sink, stop) = (Arc::new(PanickingSink::default()), watch::Sender::new(false));
+    let outbox = OutboxDatabase::new(&producer.address()).unwrap();
+    let relay = OutboxRelay::new(outbox, sink.clone(), Arc::new(OutboxFigures::default()), "test".into());
+    let relaying = tokio::spawn(relay.run(stop.subscribe()));
+    producer.wait_for_rows(0).await;
+    assert_eq!(sink.0.load(Ordering::Relaxed), 2);
+    eventually("the panic to be told", || async {
+        let status: Value = serde_json::from_str(&producer.outbox_says(&["status", "-o", "json"]).await).unwrap();
+        let error = status["last_error"].as_str().unwrap_or_default();
+        let is_told = error.contains("it panics, as the test wants") && status["errors"] == 1;
+        if is_told { Ok(()) } else { Err(status.to_string()) }
+    })
+    .await;
+    stop.send(true).unwrap();
+    relaying.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_waits_behind_a_row_whose_key_or_tenant_was_corrected_goes_on() {
+    let producer = Producer::new().await;
+    let gateway = relaying_gateway(&producer, &[]).await;
+    let client = producer.connect().await;
+    client.batch_execute("BEGIN").await.unwrap();
+    let sql = "SELECT posthaste_outbox.send('a.b', '1', tenant => 'nobody', key => 'k') FROM generate_series(1, 2)";
+    client.execute(sql, &[]).await.unwrap();
+    let wrong = send(&client, "no type", Some("wrong"), "3").await.unwrap();
+    let behind = send(&client, "a.b", Some("wrong"), "4").await.unwrap();
+    let still = send(&client, "no type", Some("still"), "5").await.unwrap();
+    send(&client, "a.b", Some("still"), "6").await.unwrap();
+    client.batch_execute("COMMIT").await.unwrap();
+    let set_aside = async |expected: i64| {
+        eventually(&format!("{expected} rows set aside"), || async {
+            let count = "SELECT count(*) FROM posthaste_outbox.outbox WHERE set_aside_at IS NOT NULL";
+            let count = producer.database.number(count).await;
+            if count == expected { Ok(()) } else { Err(count.to_string()) }
+        })
+        .await;
+    };
+    set_aside(6).await;
+    let correct = "UPDATE posthaste_outbox.outbox SET type = 'c.d', key = 'right' WHERE id = 3;
+                   UPDATE posthaste_outbox.outbox SET tenant = 'default', key = NULL WHERE id IN (1, 2)";
+    producer.database.execute(correct).await;
+    let says = producer.outbox_says(&["retry", "3"]).await;
+    assert!(says.contains("1 row relayed again, and 1 row behind them"), "{says}");
+    producer.wait_for_rows(4).await;
+    let ids = sorted(event_ids(&gateway, "default").await);
+    assert_eq!(ids, sorted(vec![wrong, behind]), "and nothing that waits behind a row that is still refused");
+    // A row that is discarded under another key leaves none behind, either.
+    producer.database.execute("UPDATE posthaste_outbox.outbox SET key = 'elsewhere' WHERE id = 5").await;
+    producer.outbox_says(&["discard", still.rsplit('_').next().unwrap()]).await;
+    producer.wait_for_rows(2).await;
+    producer.outbox_says(&["retry", "--all"]).await;
+    producer.wait_for_rows(0).await;
+    assert_eq!(event_ids(&gateway, "default").await.len(), 5);
+}
+
+#[tokio::test]
+async fn a_relay_with_a_wrong_path_refuses_no_row() {
+    let producer = Producer::new().await;
+    let gateway = Gateway::start().await;
+    producer.send("a.b", Some("k"), "1").await;
+    let server = format!("http://{}/elsewhere", gateway.address);
+    let relay = RelayChild::start_to(&server, producer.url(), &gateway, &[]);
+    eventually("it to be told", || async {
+        let said = relay.printed.text();
+        if said.contains("check the path of --server") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    assert_eq!((producer.rows().await, producer.refusals().await), (1, vec![]));
+}
+
+#[tokio::test]
+async fn an_outbox_that_cannot_be_reached_is_told_by_doctor() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("postgres://shop:secret@{nobody}/shop");
+    let gateway = Gateway::start_with(Options::flags(&["--outbox", &url])).await;
+    let finding = eventually("the finding", || async {
+        let examined = gateway.client.get("/v1/doctor").await.expect(200);
+        let found = examined["findings"].as_array().unwrap().iter().find(|one| one["check"] == "outboxes").cloned();
+        found.ok_or_else(|| examined.to_string())
+    })
+    .await;
+    assert_eq!((&finding["state"], &finding["way_out"]), (&json!("warning"), &json!("posthaste outbox status")));
+    let detail = finding["detail"].as_str().unwrap();
+    assert!(detail.contains(&format!("the outbox at {nobody}")) && !detail.contains("secret"), "{detail}");
+}
+
+#[tokio::test]
 async fn a_full_gateway_delays_rows_and_loses_none() {
     let producer = Producer::new().await;
     let gateway = Gateway::start().await;
@@ -277,6 +439,33 @@ async fn a_gateway_that_has_no_space_gets_the_rows_when_it_has() {
     let gateway = gateway.restart_with(Options::flags(&["--outbox", producer.url()])).await;
     producer.wait_for_rows(0).await;
     assert_eq!(event_ids(&gateway, "default").await.len(), 30);
+}
+
+#[tokio::test]
+async fn a_tenant_with_room_for_some_rows_gets_these_and_the_others_when_there_is_more() {
+    let producer = Producer::new().await;
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    gateway.client.post(&format!("{}/pause", path_of(&endpoint)), "{}").await.expect(200);
+    // Its rate has room for all of them once, and for no refused ones besides.
+    let tenant = json!({"limits": {"waiting": 100}, "ingest": {"per_second": 1, "burst": 101}});
+    gateway.client.patch_json("/v1/tenants/default", &tenant).await.expect(200);
+    let sql = "SELECT posthaste_outbox.send('a.b', to_json(n), key => 'k') FROM generate_series(1, 101) n";
+    producer.connect().await.execute(sql, &[]).await.unwrap();
+    let relay = RelayChild::start(producer.url(), &gateway, &[]);
+    producer.wait_for_rows(1).await;
+    eventually("it to be told", || async {
+        let said = relay.printed.text();
+        if said.contains("backlog_full") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    assert_eq!(event_ids(&gateway, "default").await.len(), 100);
+    gateway.client.post(&format!("{}/resume", path_of(&endpoint)), "{}").await.expect(200);
+    producer.wait_for_rows(0).await;
+    let seen = receiver.wait_for(101).await;
+    let numbers: Vec<i64> = seen.iter().map(|request| request.json()["data"].as_i64().unwrap()).collect();
+    assert_eq!((numbers, producer.refusals().await), ((1..=101).collect(), vec![]));
 }
 
 #[tokio::test]
@@ -383,6 +572,24 @@ async fn claim(producer: &Producer) -> OutboxClaim {
 
 fn numbers(claim: &OutboxClaim) -> Vec<i64> {
     claim.rows.iter().map(|row| row.id).collect()
+}
+
+#[tokio::test]
+async fn a_claim_of_rows_that_are_small_on_disk_alone_is_bounded_and_keeps_their_order() {
+    let producer = Producer::new().await;
+    // Some ten kilobytes each, where they are stored.
+    let sql = "SELECT posthaste_outbox.send('a.b', to_json(repeat('x', 900000)), key => 'k' || n % 3) FROM generate_series(1, 80) n";
+    producer.connect().await.execute(sql, &[]).await.unwrap();
+    let mut claimed = Vec::new();
+    while claimed.len() < 80 {
+        let claim = claim(&producer).await;
+        let bytes: usize = claim.rows.iter().flat_map(|row| &row.data).map(String::len).sum();
+        assert!((900_000..36_000_000).contains(&bytes), "{} rows of {bytes} bytes", claim.rows.len());
+        let rows = numbers(&claim);
+        claim.settle(rows.clone(), vec![]).await.unwrap();
+        claimed.extend(rows);
+    }
+    assert_eq!(claimed, (1..=80).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -505,8 +712,11 @@ async fn an_upgrade_keeps_every_row_and_relays_of_another_version_stop() {
         if said.contains("run the posthaste that upgraded it") { Ok(()) } else { Err(said) }
     })
     .await;
-    let refused = producer.outbox(&["install"]).await;
-    assert!(said(&refused).contains("run the posthaste that upgraded it"), "{}", said(&refused));
+    for words in [&["install"][..], &["install", "--print"]] {
+        let refused = producer.outbox(words).await;
+        let is_refused = !refused.status.success() && said(&refused).contains("run the posthaste that upgraded it");
+        assert!(is_refused && refused.stdout.is_empty(), "{}", said(&refused));
+    }
     // An outbox that is too old is upgraded by the same command, and keeps its rows and its id.
     let back = format!("UPDATE posthaste_outbox.installation SET schema_version = {}", STEPS.len());
     producer.database.execute(&back).await;
@@ -555,6 +765,35 @@ async fn figures_are_shown_per_outbox_and_no_password_ever() {
             assert!(!shown.contains(&password), "{shown}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_gateway_relays_as_many_outboxes_as_it_is_told_of() {
+    const COUNT: usize = 17;
+    let mut producers = Vec::new();
+    for _ in 0..COUNT {
+        producers.push(Producer::new().await);
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let urls: Vec<&str> = producers[1..].iter().map(Producer::url).collect();
+    std::fs::write(file.path(), urls.join("\n")).unwrap();
+    let flags = ["--outbox", producers[0].url(), "--outbox-file", file.path().to_str().unwrap()];
+    let gateway = Gateway::start_with(Options::flags(&flags)).await;
+    let mut sent = Vec::new();
+    for producer in &producers {
+        sent.push(producer.send("a.b", Some("k"), "1").await);
+    }
+    for producer in &producers {
+        producer.wait_for_rows(0).await;
+    }
+    assert_eq!(sorted(event_ids(&gateway, "default").await), sorted(sent));
+    eventually("the figures of each outbox", || async {
+        let text = String::from_utf8(gateway.client.get("/metrics").await.body.to_vec()).unwrap();
+        let line = |n: &usize| format!("posthaste_outbox_rows_relayed_total{{outbox=\"{n}\"}} 1\n");
+        let missing = (1..=COUNT).find(|n| !text.contains(&line(n)));
+        missing.map_or(Ok(()), |n| Err(format!("those of outbox {n} are missing in {text}")))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -178,30 +178,52 @@ async fn measure_the_outbox() {
     }
 }
 
-/// Measures a transaction with an order, alone and with a row of the outbox.
+/// Measures a transaction that inserts an order, alone and with what else it may do, as
+/// the table of docs/producing.md has it: eight producers at once, in turns of a second.
 async fn measure_transactions(producer: &Producer, body: &str) {
-    const COUNT: u32 = 3_000;
-    let client = producer.connect().await;
-    let order = client.prepare("INSERT INTO public.orders (body) VALUES ($1)").await.unwrap();
-    let row = "SELECT posthaste_outbox.send('order.paid', $1::text::json, key => 'order_7'";
-    let plain = client.prepare(&format!("{row})")).await.unwrap();
-    let locked = client.prepare(&format!("{row}, lock_key => true)")).await.unwrap();
-    for (name, statement) in
-        [("the order alone", None), ("and a row", Some(&plain)), ("and its key locked", Some(&locked))]
-    {
-        let (began, mut in_row) = (Instant::now(), Duration::ZERO);
-        for _ in 0..COUNT {
+    const TURNS: usize = 5;
+    let row = "SELECT posthaste_outbox.send('order.paid', $1::text::json, key => 'order_' || $2::text";
+    let besides = [
+        ("nothing else", None),
+        ("a second order", Some("INSERT INTO public.orders (body) SELECT $1::text WHERE $2::text <> ''".to_owned())),
+        ("send with a key", Some(format!("{row})"))),
+        ("send with lock_key", Some(format!("{row}, lock_key => true)"))),
+    ];
+    for turn in 1..=TURNS {
+        let mut alone = 0;
+        for (name, statement) in &besides {
+            let count = count_transactions(producer, body, statement.as_deref()).await;
+            if statement.is_none() {
+                alone = count;
+            }
+            println!("turn {turn}, {name}: {count} transactions, {:.2} times as long", alone as f64 / count as f64);
+        }
+        producer.database.execute("TRUNCATE posthaste_outbox.outbox, public.orders").await;
+    }
+}
+
+/// Returns how many transactions eight producers commit in a second.
+async fn count_transactions(producer: &Producer, body: &str, statement: Option<&str>) -> usize {
+    const PRODUCERS: usize = 8;
+    let order = "INSERT INTO public.orders (body) VALUES ($1)";
+    let produce = |name: usize| async move {
+        let (client, name) = (producer.connect().await, name.to_string());
+        let order = client.prepare(order).await.unwrap();
+        let statement = match statement {
+            Some(statement) => Some(client.prepare(statement).await.unwrap()),
+            None => None,
+        };
+        let (began, mut count) = (Instant::now(), 0);
+        while began.elapsed() < Duration::from_secs(1) {
             client.batch_execute("BEGIN").await.unwrap();
             client.execute(&order, &[&body]).await.unwrap();
-            if let Some(statement) = statement {
-                let began = Instant::now();
-                client.execute(statement, &[&body]).await.unwrap();
-                in_row += began.elapsed();
+            if let Some(statement) = &statement {
+                client.execute(statement, &[&body, &name]).await.unwrap();
             }
             client.batch_execute("COMMIT").await.unwrap();
+            count += 1;
         }
-        let (whole, in_row) = (began.elapsed() / COUNT, in_row / COUNT);
-        println!("transaction, {name}: {whole:?}, of which {in_row:?} for the row");
-    }
-    producer.database.execute("TRUNCATE posthaste_outbox.outbox").await;
+        count
+    };
+    futures_util::future::join_all((0..PRODUCERS).map(produce)).await.into_iter().sum()
 }

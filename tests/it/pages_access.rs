@@ -6,11 +6,16 @@ use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
 use crate::cli::{asked, cli_output};
-use crate::support::{Client, Gateway, Options, PageClient, Receiver, Reply, eager_retry, eventually};
+use crate::support::{Client, Gateway, Options, PageClient, ParsedPage, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     operators_who_are_signed_in_are_listed_and_signed_out,
+    whoever_manages_all_tenants_works_on_the_pages_of_each,
+    an_operator_ends_sessions_and_links_of_a_portal_and_sets_its_look,
 }
+
+/// A PNG of one pixel, as base64.
+const PIXEL: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 async fn token(gateway: &Gateway, document: Value) -> String {
     let made = gateway.client.post_json("/v1/tokens", &document).await.expect(201);
@@ -30,7 +35,8 @@ async fn operators_who_are_signed_in_are_listed_and_signed_out() {
     let portal = PageClient::portal(&gateway, &tenant).await;
     // Newest first, and nobody of a portal among them. Both may have signed in within a millisecond.
     let mut listed = gateway.list("/v1/sessions").await;
-    assert!(listed[0]["signed_in_at"].as_str() >= listed[1]["signed_in_at"].as_str(), "{listed:?}");
+    let signed_in_at = |n: usize| listed[n]["signed_in_at"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    assert!(signed_in_at(0) >= signed_in_at(1), "{listed:?}");
     listed.sort_by_key(|session| session["name"] == "session of admin");
     let names: Vec<&str> = listed.iter().map(|session| session["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["session of watcher", "session of admin"]);
@@ -72,6 +78,187 @@ async fn operators_who_are_signed_in_are_listed_and_signed_out() {
     let actions: Vec<Value> =
         gateway.list("/v1/audit").await.into_iter().map(|entry| entry["action"].clone()).collect();
     assert_eq!(actions.iter().filter(|action| **action == "session.revoked").count(), 3, "{actions:?}");
+}
+
+async fn whoever_manages_all_tenants_works_on_the_pages_of_each() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    gateway.client.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap();
+    let wanted = json!({"url": receiver.url(), "description": "the till of acme"});
+    let endpoint = gateway.client.post_json("/v1/tenants/acme/endpoints", &wanted).await.expect(201);
+    let endpoint = endpoint["id"].as_str().unwrap();
+    let operator = token(&gateway, json!({"rights": ["tenants"], "name": "support"})).await;
+    let page = PageClient::operator_with(&gateway, &operator).await;
+    // There is no page of the whole gateway for them: the sign-in leads to the tenants.
+    let first = page.open("/").await;
+    assert_eq!((first.status, first.headers["location"].to_str().unwrap()), (303, "./tenants"));
+    let (_, shown) = page.get("/tenants").await;
+    assert!(shown.contains(">Endpoints</a>") && !shown.contains(">Cluster</a>") && !shown.contains(">Settings</a>"));
+    // Lists ask for the tenant, and keep the rest of the address.
+    let (status, shown) = page.get("/endpoints?q=till").await;
+    assert_eq!(status, 200);
+    assert!(shown.contains("endpoints?q=till&#38;tenant=acme\">acme</a>"), "{shown}");
+    let (_, shown) = page.get("/endpoints?q=till&tenant=acme").await;
+    assert!(shown.contains("the till of acme"), "{shown}");
+    for path in ["/deliveries", "/dead-letters", "/dead-letters/list", "/jobs", "/events", "/event-types", "/live"] {
+        let (status, shown) = page.get(&format!("{path}?tenant=acme")).await;
+        assert_eq!(status, 200, "{path}: {shown}");
+    }
+    let found = page.open(&format!("/search?tenant=acme&q={endpoint}")).await;
+    let location = found.headers.get("location").map(|to| to.to_str().unwrap().to_owned());
+    assert_eq!(location, Some(format!("./endpoints/acme/{endpoint}")));
+    // They change what is in a tenant, and read there what was changed.
+    let (status, _, shown) = page.post(&format!("/endpoints/acme/{endpoint}/pause"), &[("confirm", "yes")]).await;
+    assert_eq!(status, 303, "{shown}");
+    let (_, trail) = page.get("/audit?tenant=acme").await;
+    assert!(trail.contains("endpoint paused"), "{trail}");
+    assert_eq!(page.get("/cluster").await.0, 403);
+}
+
+async fn an_operator_ends_sessions_and_links_of_a_portal_and_sets_its_look() {
+    let gateway = Gateway::start().await;
+    let operator = PageClient::operator(&gateway).await;
+    let theirs = token(&gateway, json!({"tenant": "default", "rights": ["manage"]})).await;
+    let (first, second) = (PageClient::portal(&gateway, &theirs).await, PageClient::portal(&gateway, &theirs).await);
+    let links = "/v1/tenants/default/portal-links";
+    let link = gateway.client.post_json(links, &json!({"rights": ["read"]})).await.expect(201);
+    let link = link["id"].as_str().unwrap();
+    let (_, shown) = operator.get("/tenants/default").await;
+    assert!(shown.contains("tenants/default/portal\">Portal</a>"), "{shown}");
+
+    // The look: what cannot be is said beside its field, and what was typed stays.
+    let page = "/tenants/default/portal";
+    let (status, _, shown) = operator.post(page, &[("name", "Acme"), ("accent", "green")]).await;
+    assert!(status == 200 && shown.contains("class=\"fault\"") && shown.contains("value=\"green\""), "{shown}");
+    let look = [("name", "Acme"), ("accent", "#0b6bcb"), ("mode", "dark"), ("start_page", "")];
+    let (status, location, shown) = operator.post(page, &look).await;
+    assert_eq!(
+        (status.as_u16(), location.as_deref()),
+        (303, Some("../../tenants/default/portal?done=saved")),
+        "{shown}"
+    );
+    let set = gateway.client.get("/v1/tenants/default/portal").await.expect(200);
+    assert_eq!(set["theme"], json!({"name": "Acme", "accent": "#0b6bcb", "mode": "dark"}));
+    let (_, _, shown) = operator.post(&format!("{page}/logo"), &[("logo", "bm8gcG5n")]).await;
+    assert!(shown.contains("role=\"alert\"") && shown.contains("no logo"), "{shown}");
+    let logo = format!("data:image/png;base64,{PIXEL}");
+    let (status, _, shown) = operator.post(&format!("{page}/logo"), &[("logo", &logo)]).await;
+    assert_eq!(status, 303, "{shown}");
+    assert_eq!(gateway.client.get("/v1/tenants/default/portal").await.expect(200)["has_logo"], true);
+    assert_eq!(operator.post(&format!("{page}/logo/remove"), &[]).await.0, 303);
+    assert_eq!(gateway.client.get("/v1/tenants/default/portal").await.expect(200)["has_logo"], false);
+
+    // One link, one session, then everybody.
+    let (_, shown) = operator.get(page).await;
+    assert!(shown.contains(link) && shown.contains("value=\"Acme\""), "{shown}");
+    assert_eq!(operator.post(&format!("{page}/links/{link}/revoke"), &[]).await.0, 303);
+    assert_eq!(gateway.list(links).await, Vec::<Value>::new());
+    let sessions = gateway.list("/v1/tenants/default/portal-sessions").await;
+    let one = sessions[0]["id"].as_str().unwrap();
+    assert_eq!(operator.post(&format!("{page}/sessions/{one}/revoke"), &[]).await.0, 303);
+    let open = async || {
+        let answers = [first.get("/portal/endpoints").await.0, second.get("/portal/endpoints").await.0];
+        answers.into_iter().filter(|status| *status == 200).count()
+    };
+    assert_eq!(open().await, 1);
+    let (_, question) = operator.get(&format!("{page}/revoke-all")).await;
+    assert!(question.contains("One person is signed in"), "{question}");
+    assert_eq!(operator.post(&format!("{page}/revoke-all"), &[]).await.0, 303);
+    assert_eq!(open().await, 0);
+    assert_eq!(operator.get("/").await.0, 200, "the operator is signed in elsewhere");
+}
+
+#[tokio::test]
+async fn a_portal_names_nobody_of_the_operators() {
+    let gateway = Gateway::start_with(Options::flags(&["--trusted-proxies", "127.0.0.1/32"])).await;
+    let receiver = Receiver::start().await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let endpoint = endpoint["id"].as_str().unwrap();
+    let ours = token(&gateway, json!({"rights": ["tenants"], "name": "night-shift"})).await;
+    let theirs = token(&gateway, json!({"tenant": "default", "rights": ["manage"], "name": "the shop"})).await;
+    let path = format!("/v1/tenants/default/endpoints/{endpoint}");
+    // The operator, from one address, pauses with a note; the customer, from another, resumes with one.
+    let call = async |token: &str, from: &str, path: &str, document: Value| {
+        let client = Client::new(gateway.address, token);
+        let headers = [("x-forwarded-for", from), ("x-request-id", "req-of-a-call")];
+        let answer = client.send("POST", path, &headers, document.to_string()).await.unwrap();
+        assert!(answer.status < 300, "{path}: {answer:?}");
+    };
+    let job = json!({"kind": "replay", "filter": {"all": true}, "note": "because of the disk"});
+    call(&ours, "203.0.113.77", &format!("{path}/pause"), json!({"note": "their invoice is open"})).await;
+    call(&ours, "203.0.113.77", "/v1/tenants/default/jobs", job.clone()).await;
+    call(gateway.token(), "203.0.113.78", "/v1/tenants/default/jobs", job).await;
+    call(&theirs, "198.51.100.9", &format!("{path}/resume"), json!({"note": "we have paid"})).await;
+    let job = json!({"kind": "replay", "filter": {"all": true}, "note": "after the deployment"});
+    call(&theirs, "198.51.100.9", "/v1/tenants/default/jobs", job).await;
+
+    let portal = PageClient::portal(&gateway, &theirs).await;
+    let jobs = gateway.list("/v1/tenants/default/jobs").await;
+    let job_pages = jobs.iter().map(|job| format!("/portal/jobs/{}", job["id"].as_str().unwrap()));
+    let pages = ["/portal/access".to_owned(), "/portal/jobs".to_owned(), format!("/portal/endpoints/{endpoint}")];
+    let mut shown = String::new();
+    for path in pages.into_iter().chain(job_pages) {
+        let (status, html) = portal.get(&path).await;
+        assert_eq!(status, 200, "{path}: {html}");
+        for inside in ["203.0.113.", "night-shift", "req-of-a-call", "invoice", "disk", "by admin", ">admin<"] {
+            assert!(!html.contains(inside), "{path} shows {inside}: {html}");
+        }
+        shown += &html;
+    }
+    // Nor does it tell whoever came by a link who has made it.
+    let link = Client::new(gateway.address, &ours);
+    let link = link.post_json("/v1/tenants/default/portal-links", &json!({"rights": ["manage"]})).await.expect(201);
+    let code = link["url"].as_str().unwrap().split_once('#').unwrap().1.to_owned();
+    let guest = PageClient::portal_by_code(&gateway, &code).await;
+    for path in ["/portal", "/portal/access"] {
+        let (_, html) = guest.get(path).await;
+        assert!(html.contains("a portal link") && !html.contains("night-shift"), "{path}: {html}");
+    }
+    // What the customer did has its name, its address and its note.
+    for own in ["your provider", "(the shop)", "198.51.100.9", "we have paid", "after the deployment"] {
+        assert!(shown.contains(own), "{own}: {shown}");
+    }
+    // The operator's pages name everybody.
+    let operator = PageClient::operator(&gateway).await;
+    let (_, trail) = operator.get("/audit?tenant=default").await;
+    assert!(trail.contains("night-shift") && trail.contains("203.0.113.77") && trail.contains("req-of-a-call"));
+    let (_, shown) = operator.get(&format!("/endpoints/default/{endpoint}")).await;
+    assert!(shown.contains("their invoice is open") && shown.contains("night-shift"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_portal_that_may_be_in_a_frame_asks_before_it_holds_or_ends_something() {
+    let framed = Gateway::start_with(Options::flags(&["--portal-origins", "https://app.example.com"])).await;
+    let alone = Gateway::start().await;
+    for (gateway, asks) in [(framed, true), (alone, false)] {
+        let receiver = Receiver::start().await;
+        let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+        let endpoint = endpoint["id"].as_str().unwrap();
+        let theirs = token(&gateway, json!({"tenant": "default", "rights": ["manage"]})).await;
+        let portal = PageClient::portal(&gateway, &theirs).await;
+        let page = format!("/portal/endpoints/{endpoint}");
+        for (action, title) in [
+            ("pause", "Pause this endpoint?"),
+            ("breaker/open", "Open the breaker of this endpoint?"),
+            ("rotate", "Give this endpoint a new secret?"),
+        ] {
+            let path = format!("{page}/{action}");
+            let before = gateway.list("/v1/audit").await.len();
+            let (_, _, shown) = portal.post(&path, &[("note", "a \"note\""), ("overlap", "1h")]).await;
+            let is_done = gateway.list("/v1/audit").await.len() > before;
+            assert_eq!((shown.contains(title), is_done), (asks, !asks), "{path}: {shown}");
+            if asks {
+                // The question keeps what was typed, and its button does it.
+                assert!(shown.contains("name=\"note\" value=\"a &#34;note&#34;\""), "{shown}");
+                let (status, _, shown) = portal.post(&path, &[("overlap", "1h"), ("confirm", "yes")]).await;
+                assert!(status == 303 || shown.contains("whsec_"), "{path}: {status} {shown}");
+                assert!(gateway.list("/v1/audit").await.len() > before, "{path}");
+            }
+        }
+        let operator = PageClient::operator(&gateway).await;
+        let (status, _, shown) = operator.post(&format!("/endpoints/default/{endpoint}/rotate"), &[]).await;
+        assert!(status == 200 && shown.contains("whsec_"), "the operator's pages are in no frame: {shown}");
+    }
 }
 
 #[tokio::test]
@@ -132,6 +319,53 @@ async fn event_types_are_chosen_from_those_seen() {
     assert_eq!(status, 200, "{html}");
     let made = gateway.list("/v1/tenants/default/endpoints").await;
     assert_eq!(made[0]["event_types"], json!(["order.*", "user.created", "a.b"]));
+}
+
+#[tokio::test]
+async fn the_choice_of_light_or_dark_leads_back_to_the_page() {
+    let gateway = Gateway::start().await;
+    let manager = token(&gateway, json!({"tenant": "default", "rights": ["manage"]})).await;
+    let (operator, portal) = (PageClient::operator(&gateway).await, PageClient::portal(&gateway, &manager).await);
+    for (client, site, page) in [
+        (&operator, "", "/"),
+        (&operator, "", "/deliveries"),
+        (&portal, "/portal", "/portal"),
+        (&portal, "/portal", "/portal/deliveries?state=dead&q=a%26b"),
+        (&operator, "", "/deliveries?state=dead&endpoint=ep_1"),
+    ] {
+        // What was done is said once.
+        let joint = if page.contains('?') { '&' } else { '?' };
+        let (_, html) = client.get(&format!("{page}{joint}done=saved")).await;
+        let next = html.split("name=\"next\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+        let next = next.replace("&#38;", "&");
+        let (status, location, _) = client.post(&format!("{site}/look"), &[("look", "dark"), ("next", &next)]).await;
+        assert_eq!(status, 303, "{page}");
+        let from = url::Url::parse(&format!("http://gateway{site}/look")).unwrap();
+        let led_to = from.join(&location.unwrap()).unwrap();
+        assert_eq!(&led_to[url::Position::BeforePath..], page);
+    }
+    // Typed by hand, the portal's home may have a slash at its end.
+    let slash = portal.open("/portal/").await;
+    assert_eq!((slash.status, slash.headers["location"].to_str().unwrap()), (303, "../portal"));
+}
+
+#[tokio::test]
+async fn people_with_the_same_rights_share_a_page_and_none_sees_the_name_of_another() {
+    let gateway = Gateway::start().await;
+    let names = ["anna", "b<i>&\"ert"];
+    let mut tags = Vec::new();
+    for name in names {
+        let token = token(&gateway, json!({"tenant": "default", "rights": ["manage"], "name": name})).await;
+        let portal = PageClient::portal(&gateway, &token).await;
+        let answer = portal.open("/portal/endpoints").await;
+        let html = text(&answer.body);
+        let page = ParsedPage::of(&html);
+        let said = ("title".to_owned(), format!("Signed in as session of {name}"));
+        assert!(page.elements.iter().any(|element| element.attributes.contains(&said)), "{html}");
+        assert_eq!(html.matches("session of").count(), 1, "{html}");
+        tags.push(answer.headers["etag"].clone());
+    }
+    assert_eq!(tags[0], tags[1], "one rendering is for both");
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ async fn endpoints_in_trouble_come_first_and_others_are_found_by_search_and_filt
     assert_eq!(html.matches("<tr><th scope=\"row\">").count(), 50);
     let next = html
         .split("href=\"./")
-        .find_map(|part| part.split_once("\" rel=\"next\""))
+        .find_map(|part| part.split_once("\">Next 50</a>"))
         .expect("a next page")
         .0
         .replace("&#38;", "&");

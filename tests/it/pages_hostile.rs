@@ -7,6 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Client, Gateway, Options, PageClient, ParsedPage, Receiver, Reply, eager_retry, hostile_texts};
 
+for_every_store! {
+    no_text_of_a_stranger_becomes_more_than_text_on_any_page,
+}
+
 /// What the pages of a gateway with harmless texts are made of.
 #[derive(Default)]
 struct TemplateShape {
@@ -322,7 +326,6 @@ async fn is_refused_as_text(inspector: &mut Inspector, gateway: &Gateway, text: 
     inspector.look("the page that asks to sign in", &String::from_utf8_lossy(&asked.body));
 }
 
-#[tokio::test]
 async fn no_text_of_a_stranger_becomes_more_than_text_on_any_page() {
     let mut inspector = Inspector { shape: TemplateShape::default(), is_learning: true };
     // Harmless texts, also some that are hidden, numbers or JSON: pages say more about those.

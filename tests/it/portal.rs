@@ -4,11 +4,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::cli::{asked, cli_output};
-use crate::support::{Client, Gateway, Options, PageClient, Receiver, eventually};
+use crate::support::{Client, EventStream, Gateway, Options, PageClient, Receiver, eventually};
 
 for_every_store! {
     a_portal_link_is_made_listed_and_revoked,
@@ -16,9 +14,11 @@ for_every_store! {
     what_a_link_cannot_be_is_refused_by_field,
     an_operator_gets_a_link_with_the_rights_of_the_token,
     the_look_of_a_portal_is_checked_and_kept,
+    colours_and_logo_of_a_portal_are_kept_under_their_digest,
     a_way_back_is_shown_to_nobody_else,
     a_received_request_is_checked_without_a_word_of_its_secret,
     attempts_are_shown_as_they_settle_to_those_who_may_see_them,
+    a_live_page_shows_rows_until_its_session_is_over,
 }
 
 async fn made_token(gateway: &Gateway, new: Value) -> (String, Client) {
@@ -185,6 +185,52 @@ async fn the_look_of_a_portal_is_checked_and_kept() {
     gateway.client.send("DELETE", logo, &[], "").await.unwrap().problem(404, "not_found");
 }
 
+async fn colours_and_logo_of_a_portal_are_kept_under_their_digest() {
+    let gateway = Gateway::start().await;
+    let put = async |path: &str, body: Vec<u8>, status: u16| {
+        gateway.client.send("PUT", path, &[], body).await.unwrap().expect(status);
+    };
+    put("/v1/tenants/default/portal", br##"{"accent": "#0b6bcb"}"##.to_vec(), 200).await;
+    put("/v1/tenants/default/portal/logo", PNG.to_vec(), 204).await;
+    let new = json!({"rights": ["read"]});
+    let made = gateway.client.post_json("/v1/tenants/default/portal-links", &new).await.expect(201);
+    let portal = PageClient::portal_by_code(&gateway, made["url"].as_str().unwrap().split_once('#').unwrap().1).await;
+    let style_of = async || {
+        let (_, page) = portal.get("/portal/endpoints").await;
+        let address =
+            page.split("href=\"").filter_map(|part| part.split('"').next()).find(|to| to.ends_with("theme.css"));
+        format!(
+            "/portal/{}",
+            address.unwrap_or_else(|| panic!("no stylesheet of its own: {page}")).trim_start_matches("./")
+        )
+    };
+    let is_kept =
+        |answer: &crate::support::Answer| answer.headers["cache-control"] == "private, max-age=31536000, immutable";
+    let address = style_of().await;
+    let style = portal.open(&address).await;
+    assert!(style.status == 200 && is_kept(&style), "{address}: {style:?}");
+    let text = String::from_utf8(style.body.to_vec()).unwrap();
+    assert!(text.contains("#0b6bcb"), "{text}");
+    let logo = text.split("url(../").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    let logo = portal.open(&format!("/portal/theme/{logo}")).await;
+    assert!(logo.status == 200 && is_kept(&logo) && &logo.body[..] == PNG, "{logo:?}");
+    // Without the logo the look has another address; what was kept is not asked for again.
+    gateway.client.send("DELETE", "/v1/tenants/default/portal/logo", &[], "").await.unwrap().expect(204);
+    let other = eventually("the address of the look has changed", || async {
+        let other = style_of().await;
+        if other == address { Err(other) } else { Ok(other) }
+    })
+    .await;
+    let style = portal.open(&other).await;
+    assert!(is_kept(&style) && !String::from_utf8_lossy(&style.body).contains("logo.png"), "{style:?}");
+    // An address that was made up or is old gives what holds now, to be kept by nobody.
+    for old in [address.as_str(), "/portal/theme/0123456789abcdef/theme.css"] {
+        let style = portal.open(old).await;
+        assert!(style.status == 200 && style.headers["cache-control"] == "no-store", "{old}: {style:?}");
+    }
+    assert_eq!(portal.open("/portal/theme/0123456789abcdef/logo.png").await.status, 404);
+}
+
 async fn a_way_back_is_shown_to_nobody_else() {
     let gateway = Gateway::start().await;
     let open = async |name: &str| {
@@ -251,40 +297,6 @@ async fn a_received_request_is_checked_without_a_word_of_its_secret() {
     }
 }
 
-/// An open stream of server-sent events.
-struct Stream(TcpStream, String);
-
-impl Stream {
-    async fn open(gateway: &Gateway, path: &str, token: &str) -> Self {
-        let mut connection = TcpStream::connect(gateway.address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
-        connection.write_all(request.as_bytes()).await.unwrap();
-        Self(connection, String::new())
-    }
-
-    /// Reads until it has seen this text.
-    async fn until(&mut self, text: &str) {
-        let reading = async {
-            while !self.1.contains(text) {
-                let mut part = [0; 4_096];
-                let count = self.0.read(&mut part).await.unwrap();
-                assert!(count > 0, "the stream ended before {text:?}: {}", self.1);
-                self.1.push_str(&String::from_utf8_lossy(&part[..count]));
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), reading)
-            .await
-            .unwrap_or_else(|_| panic!("no {text:?}: {}", self.1));
-    }
-
-    /// Reads to its end.
-    async fn end(&mut self) {
-        let mut rest = Vec::new();
-        tokio::time::timeout(Duration::from_secs(20), self.0.read_to_end(&mut rest)).await.expect("it ends").ok();
-        self.1.push_str(&String::from_utf8_lossy(&rest));
-    }
-}
-
 async fn attempts_are_shown_as_they_settle_to_those_who_may_see_them() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.client.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
@@ -292,11 +304,11 @@ async fn attempts_are_shown_as_they_settle_to_those_who_may_see_them() {
     let made =
         gateway.client.post_json("/v1/tokens", &json!({"tenant": "default", "rights": ["read"]})).await.expect(201);
     let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
-    let mut own = Stream::open(&gateway, "/v1/tenants/default/tail?event_type=order.*", token).await;
+    let mut own = EventStream::of_api(&gateway, "/v1/tenants/default/tail?event_type=order.*", token).await;
     own.until("event: node\n").await;
-    let mut all = Stream::open(&gateway, "/v1/tail", gateway.token()).await;
+    let mut all = EventStream::of_api(&gateway, "/v1/tail", gateway.token()).await;
     all.until("event: node\n").await;
-    let mut other = Stream::open(&gateway, "/v1/tenants/acme/tail", gateway.token()).await;
+    let mut other = EventStream::of_api(&gateway, "/v1/tenants/acme/tail", gateway.token()).await;
     other.until("event: node\n").await;
     for (event, kind) in [("one", "order.paid"), ("two", "user.made")] {
         let event = json!({"id": event, "type": kind, "data": 1});
@@ -305,17 +317,17 @@ async fn attempts_are_shown_as_they_settle_to_those_who_may_see_them() {
     all.until("\"event\":\"two\"").await;
     all.until("\"event\":\"one\"").await;
     own.until("\"event\":\"one\"").await;
-    assert!(own.1.contains("\"verdict\":\"delivered\"") && own.1.contains("\"status\":200"), "{}", own.1);
+    assert!(own.text.contains("\"verdict\":\"delivered\"") && own.text.contains("\"status\":200"), "{}", own.text);
     // Revoked: the stream ends within a second, give or take the machine.
     gateway.client.send("DELETE", &format!("/v1/tokens/{id}"), &[], "").await.unwrap().expect(204);
     let revoked = Instant::now();
     own.until("0\r\n\r\n").await;
     assert!(revoked.elapsed() < Duration::from_secs(5), "{:?}", revoked.elapsed());
-    assert!(!own.1.contains("\"event\":\"two\""), "{}", own.1);
+    assert!(!own.text.contains("\"event\":\"two\""), "{}", own.text);
     // A caller has at most ten; one that hangs up makes room.
     let mut open = Vec::new();
     for _ in 0..8 {
-        let mut stream = Stream::open(&gateway, "/v1/tail", gateway.token()).await;
+        let mut stream = EventStream::of_api(&gateway, "/v1/tail", gateway.token()).await;
         stream.until("event: node\n").await;
         open.push(stream);
     }
@@ -332,5 +344,30 @@ async fn attempts_are_shown_as_they_settle_to_those_who_may_see_them() {
     gateway.terminate().await;
     all.end().await;
     other.end().await;
-    assert!(!other.1.contains("event: attempt"), "nothing of another tenant: {}", other.1);
+    assert!(!other.text.contains("event: attempt"), "nothing of another tenant: {}", other.text);
+}
+
+async fn a_live_page_shows_rows_until_its_session_is_over() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let token = json!({"tenant": "default", "rights": ["read"], "name": "shop"});
+    let token = gateway.client.post_json("/v1/tokens", &token).await.expect(201);
+    let portal = PageClient::portal(&gateway, token["token"].as_str().unwrap()).await;
+    let operator = PageClient::operator(&gateway).await;
+    let mut own =
+        EventStream::open(&gateway, "/portal/live/stream?event_type=order.*", ("cookie", portal.cookie())).await;
+    own.until("event: note\ndata: \"Connected.\"").await;
+    let mut all = EventStream::open(&gateway, "/live/stream", ("cookie", operator.cookie())).await;
+    all.until("event: note\ndata: \"Connected to ").await;
+    for (event, kind) in [("one", "user.made"), ("two", "order.paid")] {
+        let event = json!({"id": event, "type": kind, "data": 1});
+        gateway.client.post_json("/v1/tenants/default/events", &event).await.expect(202);
+    }
+    all.until("user.made").await;
+    own.until("order.paid").await;
+    assert!(!own.text.contains("user.made") && !own.text.contains("endpoints/default"), "{}", own.text);
+    for (path, stream) in [("/v1/tenants/default/portal-sessions", &mut own), ("/v1/sessions", &mut all)] {
+        gateway.client.send("DELETE", path, &[], "").await.unwrap();
+        stream.until("0\r\n\r\n").await;
+    }
 }

@@ -14,8 +14,9 @@ use crate::tls::Authority;
 
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus/alerts.yml");
 const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/grafana/posthaste.json");
-/// Metrics that a single node without outboxes does not have.
-const ELSEWHERE: [&str; 5] = [
+/// Metrics that a single node without outboxes and without TLS does not have.
+const ELSEWHERE: [&str; 6] = [
+    "posthaste_server_certificate_end_seconds",
     "posthaste_lease_remaining_seconds",
     "posthaste_outbox_rows_relayed_total",
     "posthaste_outbox_errors_total",

@@ -223,8 +223,53 @@ async fn serves_as_it_says(example: Example) {
         assert!(!String::from_utf8_lossy(&text).contains(link.rsplit('/').next().unwrap()), "the proxy logs links");
     }
 
+    customers_reach_their_portal_and_no_page_of_operators(&gateway, &proxy).await;
     an_address_is_seen_and_none_is_made_up(&gateway, &proxy, &bearer).await;
     too_much_is_refused_by_the_gateway(&gateway, &proxy, &bearer).await;
+}
+
+/// A customer opens a link from anywhere, signs in with its code and sees the portal with
+/// its assets; the operators' pages are opened from inside alone.
+async fn customers_reach_their_portal_and_no_page_of_operators(gateway: &Gateway, proxy: &RunningProxy) {
+    let link = json!({"rights": ["read"]});
+    let link = gateway.client.post_json("/v1/tenants/default/portal-links", &link).await.expect(201);
+    let link =
+        link["url"].as_str().unwrap().strip_prefix(&proxy.url("")).expect("the link leads to the proxy").to_owned();
+    let (page, code) = link.split_once('#').unwrap();
+    let shown = proxy.answer(OUTSIDE, page, &[]).await;
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    let jar = proxy.folder.path().join("cookies").display().to_string();
+    let origin = format!("Origin: {}", proxy.url(""));
+    let form = format!("code={code}");
+    let entered = proxy.answer(OUTSIDE, page, &["-c", &jar, "-H", &origin, "-d", &form]).await;
+    assert_eq!(entered.status, 303, "{}", entered.body);
+    for path in ["/portal", "/portal/endpoints"] {
+        let shown = proxy.answer(OUTSIDE, path, &["-b", &jar]).await;
+        assert!(
+            shown.status == 200 && shown.body.contains(">Endpoints</a>"),
+            "{path}: {} {}",
+            shown.status,
+            shown.body
+        );
+        let style = shown.body.split("/assets/").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+        assert_eq!(proxy.answer(OUTSIDE, &format!("/assets/{style}"), &[]).await.status, 200, "{style}");
+    }
+    // A path that begins like the portal's leads nowhere else, however it is written.
+    let bearer = format!("Authorization: Bearer {}", gateway.token());
+    for path in ["/portal/../v1/tenants", "/portal/%2e%2e/v1/tenants", "/assets/../tenants", "/portal/..%2fv1/tenants"]
+    {
+        let refused = proxy.answer(OUTSIDE, path, &["--path-as-is", "-b", &jar, "-H", &bearer]).await;
+        assert!(matches!(refused.status, 400 | 403 | 404), "{path}: {} {}", refused.status, refused.body);
+    }
+    for path in ["/", "/sign-in", "/tenants", "/endpoints", "/portals"] {
+        assert_eq!(proxy.answer(OUTSIDE, path, &["-b", &jar]).await.status, 403, "{path}");
+    }
+    let (operator, token) = (proxy.folder.path().join("operator"), format!("token={}", gateway.token()));
+    let operator = operator.display().to_string();
+    let entered = proxy.answer(INSIDE, "/sign-in", &["-c", &operator, "-H", &origin, "-d", &token]).await;
+    assert_eq!(entered.status, 303, "{}", entered.body);
+    let shown = proxy.answer(INSIDE, "/", &["-b", &operator]).await;
+    assert!(shown.status == 200 && shown.body.contains(">Cluster</a>"), "{} {}", shown.status, shown.body);
 }
 
 /// The audit log has the address of the client, whatever the client claims.

@@ -39,7 +39,7 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// All there are.
+    /// Starts the libraries of both languages.
     async fn start() -> [Self; 2] {
         let python = installed("python", "requirements.txt");
         let node = installed("node", "package.json");

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of};
+use crate::support::{Client, Gateway, Options, PageClient, Receiver, Reply, eager_retry, eventually, path_of};
 
 for_every_store! {
     counts_are_bounded_and_told_with_the_limit,
@@ -11,6 +11,7 @@ for_every_store! {
     a_tenant_whose_deliveries_wait_is_told_to_wait_and_others_are_not,
     a_tenant_whose_events_take_up_too_much_is_told_and_others_are_not,
     calls_of_a_tenants_tokens_have_a_rate_and_the_admins_have_none,
+    a_page_of_the_portal_is_one_call_whatever_it_asks,
     a_url_is_shown_whole_to_whoever_manages_and_masked_to_whoever_reads,
 }
 
@@ -199,6 +200,21 @@ async fn calls_of_a_tenants_tokens_have_a_rate_and_the_admins_have_none() {
     for _ in 0..5 {
         gateway.client.get(ENDPOINTS).await.expect(200);
     }
+}
+
+async fn a_page_of_the_portal_is_one_call_whatever_it_asks() {
+    let (gateway, client) = two_tenants(json!(["publish", "manage"])).await;
+    let token = gateway.client.post_json("/v1/tokens", &json!({"tenant": "noisy", "rights": ["read"]})).await;
+    let portal = PageClient::portal(&gateway, token.expect(201)["token"].as_str().unwrap()).await;
+    limit(&gateway, json!({"management": {"per_second": 0.001, "burst": 4}})).await;
+    // The first page asks for what needs attention, figures, groups and more.
+    for path in ["/portal", "/portal/dead-letters", "/portal/deliveries"] {
+        assert_eq!(portal.get(path).await.0, 200, "{path}");
+    }
+    client.get(ENDPOINTS).await.expect(200);
+    let (status, html) = portal.get("/portal/endpoints").await;
+    assert!(status == 429 && html.contains("limits.management"), "{status}: {html}");
+    client.get(ENDPOINTS).await.problem(429, "rate_limited");
 }
 
 async fn a_url_is_shown_whole_to_whoever_manages_and_masked_to_whoever_reads() {

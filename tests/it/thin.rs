@@ -13,6 +13,7 @@ use crate::support::{
 for_every_store! {
     a_thin_event_is_fetched_with_the_link_it_carries,
     the_body_of_a_thin_event_stays_the_same_under_another_public_url,
+    a_past_event_is_a_link_too_and_stays_the_same,
     a_link_that_was_changed_is_nobodys,
     a_link_ends_with_the_data_and_with_the_endpoint,
     a_link_is_the_same_after_the_master_key_was_replaced,
@@ -29,7 +30,7 @@ async fn reachable() -> (Gateway, CapturedOutput) {
     (Gateway::start_with(options).await, printed)
 }
 
-/// Whoever has no token.
+/// A client without a token.
 fn receivers_client(gateway: &Gateway) -> Client {
     Client::new(gateway.address, "")
 }
@@ -123,6 +124,38 @@ async fn the_body_of_a_thin_event_stays_the_same_under_another_public_url() {
     let later = receiver.wait_for(4).await[3].json();
     let url = later["data_url"].as_str().unwrap();
     assert!(url.starts_with("http://elsewhere.example:8400/hooks/"), "{url}");
+}
+
+async fn a_past_event_is_a_link_too_and_stays_the_same() {
+    let (gateway, _) = reachable().await;
+    let (whole, receiver) =
+        (Receiver::start().await, Receiver::scripted(vec![Reply::Status(503), Reply::Status(200)]).await);
+    let first = gateway.create_endpoint(json!({"url": whole.url()})).await;
+    gateway.send(json!({"id": "one", "type": "t", "data": {"private": 1}})).await;
+    gateway.wait_for_state("one", "delivered").await;
+    let settings = json!({"url": receiver.url(), "format": "thin", "retry": eager_retry(5)});
+    let thin = gateway.create_endpoint(settings).await;
+    let backfill = json!({"kind": "backfill", "filter": {"endpoints": [thin["id"]]}});
+    gateway.client.post_json("/v1/tenants/default/jobs", &backfill).await.expect(202);
+    let seen = receiver.wait_for(2).await;
+    assert!(!seen[0].json().to_string().contains("private"), "{}", seen[0].json());
+    assert_eq!(seen[0].body, seen[1].body, "on every attempt");
+    let delivered_to = async |gateway: &Gateway, endpoint: &Value| {
+        let path = format!("/v1/tenants/default/deliveries?endpoint={}", endpoint["id"].as_str().unwrap());
+        let found = gateway.client.get(&path).await.expect(200)["data"][0].clone();
+        if found["state"] == "delivered" { Ok(found) } else { Err(found.to_string()) }
+    };
+    eventually("the past event to be delivered", || delivered_to(&gateway, &thin)).await;
+    follow(&gateway, &link(&gateway, &seen[0].json())).await.expect(200);
+
+    let gateway = gateway.restart_with_flag("--public-url", "http://elsewhere.example:8400/").await;
+    let delivery = delivered_to(&gateway, &thin).await.unwrap();
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
+    assert_eq!(receiver.wait_for(3).await[2].body, seen[0].body, "under another public URL");
+    let delivery = delivered_to(&gateway, &first).await.unwrap();
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
+    let again = whole.wait_for(2).await;
+    assert_eq!(again[0].body, again[1].body, "those who got it before get the same as before");
 }
 
 async fn a_link_that_was_changed_is_nobodys() {

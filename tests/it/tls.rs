@@ -159,7 +159,7 @@ impl TlsReceiver {
         Self::answering(acceptor, "close").await
     }
 
-    /// One that leaves its connections open for more.
+    /// A receiver that keeps its connections open for more requests.
     async fn keeping(acceptor: TlsAcceptor) -> Self {
         Self::answering(acceptor, "keep-alive").await
     }

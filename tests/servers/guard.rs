@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -128,10 +128,18 @@ pub fn free_port() -> u16 {
     loop {
         let port = rand::random_range(12_000..27_000);
         let is_new = GIVEN.lock().expect("nothing panics while it is held").insert(port);
-        if is_new && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if is_new && is_free(port) {
             return port;
         }
     }
+}
+
+/// Whether nobody listens on a port. The socket is bound and does not listen: a process
+/// that is being started keeps a copy of it for a moment, which would keep the port.
+fn is_free(port: u16) -> bool {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("an option");
+    socket.bind((Ipv4Addr::LOCALHOST, port).into()).is_ok()
 }
 
 fn is_root() -> bool {

@@ -130,7 +130,8 @@ impl Server {
     /// Starts a separate server that archives its log into this folder, for
     /// [`Server::restored_to`].
     pub async fn start_archiving(archive: &Path) -> Self {
-        let command = format!("archive_command=cp %p {}/%f", archive.display());
+        // A file has its name once it is whole: a server that is restored may read it at any moment.
+        let command = format!("archive_command=cp %p {0}/%f.part && mv {0}/%f.part {0}/%f", archive.display());
         Self::start(&["archive_mode=on", "wal_level=replica", &command]).await
     }
 

@@ -11,7 +11,7 @@ use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::mail::MailQueue;
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::after;
+use posthaste::model::delivery::time_after;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, DeliveryQueue};
@@ -33,7 +33,7 @@ impl Sender for SlowReceiver {
     async fn send(&self, _: SignedRequest) -> Answer {
         let now = self.clock.now();
         self.began.lock().unwrap().push(now);
-        self.clock.sleep_until(after(now, TAKES)).await;
+        self.clock.sleep_until(time_after(now, TAKES)).await;
         let response = Response { status: 200, ..Response::default() };
         Answer { result: Ok(response), timings: Timings { total: 100.0, ..Timings::default() } }
     }
@@ -56,7 +56,7 @@ fn started_with(due: usize) -> Vec<Duration> {
         store.accept(events.collect(), BatchMode::All).await.unwrap();
 
         // An hour later: the node that accepted them is gone, and nothing was called.
-        let start = after(created, Duration::from_secs(3_600));
+        let start = time_after(created, Duration::from_secs(3_600));
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(start));
         let receiver = Arc::new(SlowReceiver { clock: clock.clone(), began: Mutex::default() });
         let mail = MailQueue::new(None, clock.clone());
@@ -64,7 +64,7 @@ fn started_with(due: usize) -> Vec<Duration> {
         let gateway = gateway(Arc::new(store), receiver.clone(), &clock, mail, keep, limits(), 7);
         let dispatcher = gateway.dispatcher.clone();
         let dispatching = tokio::spawn(async move { dispatcher.run().await });
-        clock.sleep_until(after(start, Duration::from_secs(10))).await;
+        clock.sleep_until(time_after(start, Duration::from_secs(10))).await;
         dispatching.abort();
         let began = receiver.began.lock().unwrap();
         began.iter().map(|at| at.duration_since(start).unsigned_abs()).collect()
@@ -72,7 +72,7 @@ fn started_with(due: usize) -> Vec<Duration> {
 }
 
 fn begun_within(began: &[Duration], from: Duration, to: Duration) -> usize {
-    began.iter().filter(|at| (from..to).contains(at)).count()
+    began.iter().filter(|at| (from..to).contains(*at)).count()
 }
 
 #[test]

@@ -16,7 +16,7 @@ use posthaste::lifecycle::mail::MailQueue;
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::attention::{AttentionItem, AttentionKind, Severity};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::after;
+use posthaste::model::delivery::time_after;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog};
@@ -59,9 +59,9 @@ fn the_dead_letters_of_a_night_are_told_in_the_morning_and_for_two_days() {
             let submission = Submission::new("sim.event".parse().unwrap(), Bytes::from_static(b"{}"));
             accept(&gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
         }
-        let hours = |hours: u64| after(began, Duration::from_secs(hours * 3_600));
+        let hours = |hours: u64| time_after(began, Duration::from_secs(hours * 3_600));
 
-        clock.sleep_until(after(began, Duration::from_secs(600))).await;
+        clock.sleep_until(time_after(began, Duration::from_secs(600))).await;
         let growing = dead_letters_told(&gateway).await.expect("they are told while they grow");
         assert!(growing.reason.contains("they grow: the last died"), "{}", growing.reason);
 
@@ -74,7 +74,14 @@ fn the_dead_letters_of_a_night_are_told_in_the_morning_and_for_two_days() {
         assert!(morning.command.contains("dead-letters replay") && morning.command.contains("--dry-run"));
 
         clock.sleep_until(hours(49)).await;
-        assert_eq!(dead_letters_told(&gateway).await, None, "old ones are in the groups");
+        let old = dead_letters_told(&gateway).await.expect("old ones are told of their tenant");
+        assert_eq!((old.severity, old.endpoint), (Severity::Warning, None));
+        assert!(old.reason.starts_with("12 dead letters since 2027-01-15 are neither"), "{}", old.reason);
+        assert!(old.command.starts_with("posthaste dead-letters groups"), "{}", old.command);
+        // Days later the tally has them among the days before.
+        clock.sleep_until(hours(100)).await;
+        let later = dead_letters_told(&gateway).await.expect("they are told until somebody deals with them");
+        assert_eq!(later.reason, old.reason);
         dispatching.abort();
     });
 }

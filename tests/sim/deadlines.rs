@@ -15,25 +15,34 @@ use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::expire;
 use posthaste::lifecycle::explain::explain_delivery;
+use posthaste::lifecycle::figure_series::{FigureRange, read};
+use posthaste::lifecycle::jobs;
 use posthaste::lifecycle::mail::MailQueue;
+use posthaste::lifecycle::retention::{self, Retention};
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, WaitingFor, after};
+use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, WaitingFor, time_after, time_before};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};
-use posthaste::model::id::EndpointId;
+use posthaste::model::explain::ExplanationReader;
+use posthaste::model::figure_time::FigureStep;
+use posthaste::model::id::{DeliveryId, EndpointId, JobId};
+use posthaste::model::job::{Job, JobFilter, JobKind, JobSpec, JobState, LeftOut};
 use posthaste::model::preset::Preset;
 use posthaste::model::rate::Rate;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
-use posthaste::store::{BatchMode, Catalog, DeliveryChange, EndpointChange, Store};
+use posthaste::store::figures::FigureScope;
+use posthaste::store::{AcceptResult, BatchMode, Catalog, DeliveryChange, EndpointChange, Store};
 use serde_json::{Value, json};
 
 use super::faulty_store::FaultyStore;
-use super::world::{endpoint, gateway, limits, tenant, tenant_record};
+use super::world::{endpoint, gateway, limits, new_event, tenant, tenant_record};
 use posthaste::model::named_enum::NamedEnum;
+/// The reader of the explanations: somebody of the tenant.
+const CUSTOMER: ExplanationReader = ExplanationReader { is_operator: false, sees_notes: true };
 
 /// A sender with scripted answers, the last for ever, that records each request.
 #[derive(Default)]
@@ -58,7 +67,7 @@ impl Sender for ScriptedSender {
 }
 
 /// One endpoint, one scripted receiver, and a gateway that may be restarted.
-struct Simulation {
+struct DeadlineSimulation {
     folder: tempfile::TempDir,
     receiver: Arc<ScriptedSender>,
     hold_max: Span,
@@ -74,7 +83,7 @@ struct RunningGateway {
     began: Timestamp,
 }
 
-impl Simulation {
+impl DeadlineSimulation {
     fn answering(replies: &[(u16, Option<&str>)]) -> Self {
         let replies = replies.iter().map(|(status, header)| (*status, header.map(str::to_owned))).collect();
         let receiver = Arc::new(ScriptedSender { replies: Mutex::new(replies), ..ScriptedSender::default() });
@@ -140,8 +149,9 @@ impl RunningGateway {
             key: key.map(|key| key.parse().unwrap()),
             timestamp: None,
             schema_version: None,
-            expires_at: expires_in.map(|seconds| after(self.clock.now(), secs(seconds))),
+            expires_at: expires_in.map(|seconds| time_after(self.clock.now(), secs(seconds))),
             endpoints: None,
+            is_test: false,
             trace: None,
             data: Bytes::from_static(b"{}"),
         };
@@ -149,7 +159,7 @@ impl RunningGateway {
     }
 
     async fn wait(&self, seconds: u64) {
-        self.clock.sleep_until(after(self.clock.now(), secs(seconds))).await;
+        self.clock.sleep_until(time_after(self.clock.now(), secs(seconds))).await;
     }
 
     async fn delivery(&self, id: &str) -> Delivery {
@@ -183,6 +193,68 @@ impl RunningGateway {
 
     async fn resume(&self) {
         resume(&self.gateway, &Initiator::Gateway, &tenant(), self.endpoint, None).await.unwrap();
+    }
+
+    async fn replay(&self, id: &str) {
+        let id = self.delivery(id).await.id;
+        change_delivery(&self.gateway, &Initiator::Gateway, &tenant(), id, DeliveryChange::Replay).await.unwrap();
+    }
+
+    /// Gives every event to a new endpoint.
+    async fn backfill(&self) {
+        let late = endpoint(1, self.clock.now());
+        let filter = JobFilter { endpoints: vec![late.id], ..JobFilter::default() };
+        self.gateway.store.create_endpoint(&Initiator::Gateway, late).await.unwrap();
+        self.start_job(JobKind::Backfill, filter).await;
+        tokio::spawn(jobs::run(self.gateway.clone()));
+    }
+
+    /// Starts a job, which goes on once jobs run.
+    async fn start_job(&self, kind: JobKind, filter: JobFilter) -> JobId {
+        let (per_second, not_older_than, note) = (None, None, None);
+        let spec =
+            JobSpec { kind, filter, per_second, not_older_than, even_overtaken: false, note, by: "admin".into() };
+        let parts = jobs::parts_of(&self.gateway, Some(&tenant()), &spec).await.unwrap();
+        let (now, finished_at, error) = (self.clock.now(), None, None);
+        let (id, state) = (JobId::mint(now, 1), JobState::Running);
+        let job = Job { id, tenant: tenant(), spec, state, created_at: now, finished_at, error, parts };
+        self.gateway.store.create_job(&Initiator::Gateway, job, 1).await.unwrap();
+        id
+    }
+
+    /// Accepts an event as of this time, whatever was accepted before.
+    async fn accept_as_of(&self, id: &str, accepted_at: Timestamp) -> DeliveryId {
+        let targets = self.gateway.store.endpoints(&tenant());
+        let routed = new_event(id, None, accepted_at, targets);
+        match self.gateway.store.accept(vec![routed], BatchMode::All).await.unwrap().remove(0) {
+            AcceptResult::New { claims, .. } => self.gateway.dispatcher.admit(claims),
+            other => panic!("not new: {other:?}"),
+        }
+        self.delivery(id).await.id
+    }
+
+    /// Returns how many deliveries met the service-level goal, how many it speaks of,
+    /// and of how many the first delay and the time to deliver were counted: as the
+    /// metrics and the figures both say.
+    async fn goal(&self) -> [u64; 4] {
+        let text = self.gateway.metrics.encode(&Default::default());
+        let metric = |series: &str| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("posthaste_{series} "))).unwrap();
+            line.parse().unwrap()
+        };
+        let met = metric("slo_deliveries_total{met=\"yes\"}");
+        let metrics = [
+            met,
+            met + metric("slo_deliveries_total{met=\"no\"}"),
+            metric("first_attempt_delay_seconds_count"),
+            metric("time_to_deliver_seconds_count"),
+        ];
+        let range = FigureRange::covering(self.began, self.clock.now(), FigureStep::Day);
+        let sum = read(&self.gateway, &FigureScope::Tenant(tenant()), range).await.unwrap().sum();
+        let counted = |buckets: &[u64]| buckets.iter().sum();
+        let figures = [sum.slo.good, sum.slo.total, counted(&sum.first_delay), counted(&sum.time_to_deliver)];
+        assert_eq!(metrics, figures);
+        metrics
     }
 
     async fn retry_policy(&self, retry: Value) {
@@ -219,7 +291,7 @@ fn promised(preset: Preset) -> (Vec<f64>, f64, f64, usize, f64) {
 fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
     for &preset in Preset::ALL {
         let (waits, least, most, attempts_max, age_max) = promised(preset);
-        Simulation::answering(&[(503, None)]).live(
+        DeadlineSimulation::answering(&[(503, None)]).live(
             json!({"retry": {"preset": preset.as_str()}, "breaker": {"enabled": false}}),
             async |running| {
                 running.send("e", None, None).await;
@@ -258,7 +330,7 @@ fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
 #[test]
 fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
     let replies = [(503, None), (503, None), (429, None), (200, None)];
-    Simulation::answering(&replies).live(json!({}), async |running| {
+    DeadlineSimulation::answering(&replies).live(json!({}), async |running| {
         running.send("pay-1", None, None).await;
         running.wait(3_600).await;
         assert_eq!(running.stands("pay-1").await, (DeliveryState::Delivered, None, 4));
@@ -271,7 +343,7 @@ fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
 
 #[test]
 fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
-    let mut sim = Simulation::answering(&[(503, Some("7200")), (200, None)]);
+    let mut sim = DeadlineSimulation::answering(&[(503, Some("7200")), (200, None)]);
     sim.live(json!({}), async |running| {
         running.send("first", None, None).await;
         running.wait(10).await;
@@ -281,7 +353,7 @@ fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
         assert_eq!(running.waits_for("first").await, Some(WaitingFor::Due));
         assert_eq!(running.waits_for("second").await, Some(WaitingFor::Backpressure));
         let next = outlook(&running.gateway, &running.delivery("second").await).await.next_attempt_at.unwrap();
-        assert_eq!(next, after(running.began, secs(7_200)));
+        assert_eq!(next, time_after(running.began, secs(7_200)));
     });
     sim.live(json!({}), async |running| {
         running.send("third", None, None).await;
@@ -307,7 +379,7 @@ fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
 
 #[test]
 fn what_a_person_asked_for_goes_out_after_a_crash_too() {
-    let mut sim = Simulation::answering(&[(503, Some("7200")), (200, None)]);
+    let mut sim = DeadlineSimulation::answering(&[(503, Some("7200")), (200, None)]);
     sim.live(json!({"max_in_flight": 1}), async |running| {
         running.send("first", None, None).await;
         running.wait(10).await;
@@ -333,7 +405,7 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
     // The second delivery's answer keeps everyone away past the first one's age.
     let replies = [(500, None), (503, Some("5400")), (200, None)];
-    Simulation::answering(&replies).live(json!({"retry": retry}), async |running| {
+    DeadlineSimulation::answering(&replies).live(json!({"retry": retry}), async |running| {
         running.send("old", None, None).await;
         running.wait(300).await;
         running.send("loud", None, None).await;
@@ -351,7 +423,7 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
         let age = finished.as_second() - running.began.as_second();
         assert!((3_600..=3_602).contains(&age), "it ended when its age did, at {age}");
         let told =
-            explain_delivery(&running.gateway, &tenant(), running.delivery("old").await.id, false).await.unwrap();
+            explain_delivery(&running.gateway, &tenant(), running.delivery("old").await.id, CUSTOMER).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("max_age passed while it was held back")), "{told:?}");
         running.wait(86_400).await;
         assert_eq!(running.asked().len(), 2);
@@ -361,7 +433,7 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
 #[test]
 fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
     let hourly = |max_age: &str| json!({"schedule": ["1h"], "jitter": "none", "max_age": max_age});
-    Simulation::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |running| {
+    DeadlineSimulation::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |running| {
         running.send("e", None, None).await;
         running.wait(10).await;
         let planned = outlook(&running.gateway, &running.delivery("e").await).await;
@@ -378,7 +450,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
     });
     // Under backpressure past its age, a delivery is saved by a longer one.
     let replies = [(500, None), (503, Some("7200")), (500, None)];
-    Simulation::answering(&replies).live(json!({"retry": hourly("90m")}), async |running| {
+    DeadlineSimulation::answering(&replies).live(json!({"retry": hourly("90m")}), async |running| {
         running.send("saved", None, None).await;
         running.wait(60).await;
         running.send("loud", None, None).await;
@@ -387,7 +459,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
         let late = outlook(&running.gateway, &running.delivery("saved").await).await;
         assert_eq!(late.next_attempt_at, None, "it would come too late, so it does not come");
         let told =
-            explain_delivery(&running.gateway, &tenant(), running.delivery("saved").await.id, false).await.unwrap();
+            explain_delivery(&running.gateway, &tenant(), running.delivery("saved").await.id, CUSTOMER).await.unwrap();
         assert!(told.summary.contains("it is given up before that"), "{told:?}");
         running.retry_policy(hourly("5h")).await;
         running.wait(7_200).await;
@@ -399,7 +471,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
 fn an_age_shorter_than_any_walk_ends_in_time_too() {
     // Nothing but the note of this very delivery wakes the expirer in time.
     let retry = json!({"schedule": ["10s"], "jitter": "none", "max_age": "2m"});
-    Simulation::answering(&[(500, None), (503, Some("200")), (200, None)]).live(
+    DeadlineSimulation::answering(&[(500, None), (503, Some("200")), (200, None)]).live(
         json!({"retry": retry}),
         async |running| {
             running.wait(5).await;
@@ -418,7 +490,7 @@ fn an_age_shorter_than_any_walk_ends_in_time_too() {
 #[test]
 fn time_paused_by_a_person_does_not_count() {
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
-    Simulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
+    DeadlineSimulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
         running.send("e", None, None).await;
         running.wait(60).await;
         running.pause().await;
@@ -435,7 +507,7 @@ fn time_paused_by_a_person_does_not_count() {
 
 #[test]
 fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begins_with_the_first() {
-    let mut sim = Simulation::answering(&[(500, None)]);
+    let mut sim = DeadlineSimulation::answering(&[(500, None)]);
     sim.hold_max = Span::secs(10 * 86_400);
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
     sim.live(json!({"retry": retry}), async |running| {
@@ -463,8 +535,112 @@ fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begi
 }
 
 #[test]
+fn the_goal_speaks_neither_of_replays_nor_of_backfills_however_they_end() {
+    let mut sim = DeadlineSimulation::answering(&[(200, None)]);
+    sim.hold_max = Span::secs(600);
+    sim.live(json!({}), async |running| {
+        running.send("prompt", None, None).await;
+        running.wait(10).await;
+        assert_eq!(running.goal().await, [1, 1, 1, 1]);
+        running.pause().await;
+        running.send("held", None, None).await;
+        running.wait(700).await;
+        assert_eq!(running.stands("held").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        assert_eq!(running.goal().await, [1, 2, 1, 1], "it was never tried");
+        running.replay("held").await;
+        running.wait(700).await;
+        assert_eq!(running.stands("held").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        assert_eq!(running.goal().await, [1, 2, 1, 1], "a replay that is never tried");
+        running.replay("held").await;
+        running.resume().await;
+        running.wait(10).await;
+        assert_eq!(running.stands("held").await, (DeliveryState::Delivered, None, 1));
+        assert_eq!(running.goal().await, [1, 2, 1, 1], "a replay whose first attempt delivers");
+        // The others are as old as retention, and are given to nobody.
+        running.send("recent", None, None).await;
+        running.wait(10).await;
+        running.backfill().await;
+        running.wait(60).await;
+        let asked: Vec<String> = running.asked().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(asked, ["prompt", "held", "recent", "recent"]);
+        assert_eq!(running.goal().await, [2, 3, 2, 2], "a backfill");
+    });
+}
+
+#[test]
+fn a_small_cap_does_not_slow_a_replay_to_a_receiver_that_answers_at_once() {
+    let mut replies = vec![(400, None); 60];
+    replies.push((200, None));
+    DeadlineSimulation::answering(&replies).live(json!({"max_in_flight": 2}), async |running| {
+        for n in 0..60 {
+            running.send(&format!("e{n}"), None, None).await;
+        }
+        running.wait(60).await;
+        let job = running.start_job(JobKind::Replay, JobFilter { all: true, ..JobFilter::default() }).await;
+        tokio::spawn(jobs::run(running.gateway.clone()));
+        running.wait(60).await;
+        let job = running.gateway.store.job(&tenant(), job).await.unwrap().unwrap();
+        assert_eq!((job.state, job.counts().delivered), (JobState::Finished, 60));
+        let took = job.finished_at.unwrap().as_millisecond() - job.created_at.as_millisecond();
+        // Two every tenth of a second would take three seconds; the rate allows 125 a second.
+        assert!(took < 2_000, "{took} ms");
+    });
+}
+
+#[test]
+fn a_backfill_sends_nothing_again_that_was_forgotten_for_the_tenants_own_retention() {
+    DeadlineSimulation::answering(&[(200, None)]).live(json!({}), async |running| {
+        let now = running.clock.now();
+        let mut brief = tenant_record(now);
+        brief.retention.finished = Some(Span::secs(3_600));
+        change::put_tenant(&running.gateway, &Initiator::Gateway, brief).await.unwrap();
+        // Another endpoint keeps the event, since it waits there.
+        let other = running.gateway.store.create_endpoint(&Initiator::Gateway, endpoint(1, now)).await.unwrap();
+        pause(&running.gateway, &Initiator::Gateway, &tenant(), other.id, None).await.unwrap();
+        running.send("e", None, None).await;
+        running.wait(10).await;
+        let span = Span::secs(30 * 86_400);
+        let kept = Retention { finished: span, dead: span, unmatched: span, audit: span };
+        tokio::spawn(retention::run(running.gateway.clone(), kept));
+        running.wait(4 * 3_600).await;
+        let left = running.gateway.store.event_deliveries(&tenant(), &"e".parse().unwrap()).await.unwrap().unwrap();
+        let left: Vec<EndpointId> = left.iter().map(|one| one.endpoint_id).collect();
+        assert_eq!(left, [other.id], "the delivery that arrived is forgotten");
+        let filter = JobFilter { endpoints: vec![running.endpoint], ..JobFilter::default() };
+        let job = running.start_job(JobKind::Backfill, filter).await;
+        tokio::spawn(jobs::run(running.gateway.clone()));
+        running.wait(60).await;
+        let job = running.gateway.store.job(&tenant(), job).await.unwrap().unwrap();
+        assert_eq!((job.state, job.counts().left_out[&LeftOut::TooOld]), (JobState::Finished, 1));
+        assert_eq!(running.asked().len(), 1, "it has had the event");
+    });
+}
+
+#[test]
+fn a_job_takes_each_delivery_that_it_names_whatever_the_order_of_their_times() {
+    let replies = [(400, None), (400, None), (400, None), (200, None)];
+    DeadlineSimulation::answering(&replies).live(json!({"max_in_flight": 1}), async |running| {
+        running.wait(60).await;
+        let (mut ids, arrived) = (Vec::new(), running.clock.now());
+        // Producers who send at once: whose time is taken first is not always committed first.
+        for (n, id) in ["first", "second", "third"].into_iter().enumerate() {
+            let accepted_at = time_before(arrived, Duration::from_millis(n as u64));
+            ids.push(running.accept_as_of(id, accepted_at).await);
+            running.wait(1).await;
+            assert_eq!(running.stands(id).await.0, DeliveryState::Dead);
+        }
+        running.wait(60).await;
+        let job = running.start_job(JobKind::Replay, JobFilter { ids, ..JobFilter::default() }).await;
+        tokio::spawn(jobs::run(running.gateway.clone()));
+        running.wait(60).await;
+        let job = running.gateway.store.job(&tenant(), job).await.unwrap().unwrap();
+        assert_eq!((job.state, job.counts().done, job.counts().delivered), (JobState::Finished, 3, 3));
+    });
+}
+
+#[test]
 fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
-    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
+    DeadlineSimulation::answering(&[(200, None)]).live(json!({}), async |running| {
         running.pause().await;
         running.send("head", Some("k"), Some(600)).await;
         running.send("middle", Some("k"), Some(60)).await;
@@ -492,7 +668,7 @@ fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
 #[test]
 fn an_event_that_expires_between_two_attempts_is_not_planned_past_it() {
     let retry = json!({"schedule": ["10m"], "jitter": "none"});
-    Simulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
+    DeadlineSimulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
         running.send("e", Some("k"), Some(900)).await;
         running.send("next", Some("k"), None).await;
         running.wait(601).await;
@@ -504,7 +680,7 @@ fn an_event_that_expires_between_two_attempts_is_not_planned_past_it() {
 
 #[test]
 fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
-    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
+    DeadlineSimulation::answering(&[(200, None)]).live(json!({}), async |running| {
         running.wait(100).await;
         let submission = Submission {
             id: Some("past".parse().unwrap()),
@@ -514,6 +690,7 @@ fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
             schema_version: None,
             expires_at: Some(running.began),
             endpoints: None,
+            is_test: false,
             trace: None,
             data: Bytes::from_static(b"{}"),
         };
@@ -527,19 +704,21 @@ fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
 #[test]
 fn a_changed_policy_takes_effect_with_the_next_verdict() {
     let slow = json!({"schedule": ["1h"], "jitter": "none"});
-    Simulation::answering(&[(500, None)]).live(json!({"retry": slow}), async |running| {
+    DeadlineSimulation::answering(&[(500, None)]).live(json!({"retry": slow}), async |running| {
         running.send("e", None, None).await;
         running.wait(10).await;
         running.retry_policy(json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 4})).await;
         running.wait(3_000).await;
         assert_eq!(running.asked().len(), 1, "what was decided stands");
-        let told = explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, false).await.unwrap();
+        let told =
+            explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, CUSTOMER).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("has been changed since")), "{told:?}");
         running.wait(700).await;
         let asked: Vec<f64> = running.asked().iter().map(|(_, at)| at.round()).collect();
         assert_eq!(asked, [0.0, 3_600.0, 3_610.0, 3_620.0]);
         assert_eq!(running.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Exhausted), 4));
-        let told = explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, false).await.unwrap();
+        let told =
+            explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, CUSTOMER).await.unwrap();
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
         assert_eq!(running.attempts("e").await.len(), 4);
@@ -548,7 +727,7 @@ fn a_changed_policy_takes_effect_with_the_next_verdict() {
 
 #[test]
 fn another_ingest_rate_counts_from_the_moment_it_is_changed() {
-    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
+    DeadlineSimulation::answering(&[(200, None)]).live(json!({}), async |running| {
         let limit_to = async |per_second| {
             let mut limited = tenant_record(running.clock.now());
             limited.quota.ingest = Rate { per_second, burst: 1 };

@@ -20,6 +20,7 @@ use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
 use posthaste::model::figure_time::{FigureGap, FigureSpan};
 use posthaste::model::id::{AttemptId, DeliveryId, EndpointId, EventId, JobId, TenantId, TokenId};
+use posthaste::model::id_map::IdSet;
 use posthaste::model::job::{Job, JobCandidate, JobChange};
 use posthaste::model::limits::TenantUsage;
 use posthaste::model::portal_theme::PortalTheme;
@@ -129,7 +130,7 @@ impl FaultyStore {
 
     fn fail_at_random(&self) -> Result<()> {
         let is_failing = self.chance.lock().unwrap().random::<f64>() < self.failure_rate;
-        if is_failing { Err(Error::Unavailable("it stumbled".into())) } else { Ok(()) }
+        if is_failing { Err(Error::Unavailable("the store failed".into())) } else { Ok(()) }
     }
 }
 
@@ -165,6 +166,14 @@ impl DeliveryQueue for FaultyStore {
             node_view.linger().await;
         }
         self.fenced(lease).and(page)
+    }
+    async fn read_arrived(&self, lease: Lease, ask: &ArrivedQuery) -> Result<ReadClaims> {
+        let (endpoint, except) = (ask.endpoint, IdSet::default());
+        let (until, limit, bytes_max) = (Timestamp::MAX, 1_000_000, usize::MAX);
+        let all = DueQuery { endpoint, until, limit, bytes_max, except, urgent_only: false };
+        let mut claims = self.read_due(lease, all).await?.claims;
+        claims.retain(|claim| ask.deliveries.iter().any(|one| one.id == claim.id));
+        Ok(ReadClaims { claims, reached: ask.deliveries.len() })
     }
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
         self.fail_at_random()?;
@@ -279,6 +288,12 @@ impl Catalog for FaultyStore {
     }
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.inner.endpoints(tenant)
+    }
+    fn endpoint_ids(&self, tenant: Option<&TenantId>) -> Vec<EndpointId> {
+        self.inner.endpoint_ids(tenant)
+    }
+    fn notable_endpoints(&self, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>> {
+        self.inner.notable_endpoints(tenant)
     }
     fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         self.inner.waiting(endpoint)
@@ -510,6 +525,9 @@ impl History for FaultyStore {
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
         let lane = lane.to_owned();
         self.call(async move |store| store.lane_head(endpoint, &lane).await).await
+    }
+    async fn blocked_lanes(&self, endpoints: Vec<EndpointId>, look: usize) -> Result<Vec<(EndpointId, Lane)>> {
+        self.call(async move |store| store.blocked_lanes(endpoints, look).await).await
     }
     async fn lanes(
         &self,

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::change::{pause, resume};
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::figure_series::{FigureRange, FigureSeries, read};
@@ -17,11 +18,12 @@ use posthaste::lifecycle::figures::{FigureRecorder, run};
 use posthaste::lifecycle::mail::MailQueue;
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::after;
-use posthaste::model::figure_time::{FigureGap, FigureStep, WINDOW_MS, later};
+use posthaste::model::delivery::time_after;
+use posthaste::model::figure_time::{FigureGap, FigureSpan, FigureStep, WINDOW_MS, millis_later};
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::figures::FigureScope;
+use posthaste::store::plan::figures::sum;
 use posthaste::store::{BatchMode, Catalog};
 
 use super::faulty_store::FaultyStore;
@@ -65,7 +67,7 @@ async fn send(gateway: &Gateway) {
 
 async fn figures(gateway: &Gateway, step: FigureStep) -> FigureSeries {
     let now = gateway.clock.now();
-    let range = FigureRange::covering(later(now, -24 * 12 * WINDOW_MS), now, step);
+    let range = FigureRange::covering(millis_later(now, -24 * 12 * WINDOW_MS), now, step);
     read(gateway, &FigureScope::Tenant(tenant()), range).await.unwrap()
 }
 
@@ -85,14 +87,14 @@ fn hours_of_figures_are_what_the_receiver_saw_before_and_after_they_are_folded()
         for minute in 0..180 {
             send(&gateway).await;
             clock
-                .sleep_until(after(
+                .sleep_until(time_after(
                     Timestamp::from_second(1_800_000_000).unwrap(),
                     Duration::from_secs(60 * (minute + 1)),
                 ))
                 .await;
         }
         // Every retry has come, and all windows are over and written.
-        clock.sleep_until(after(clock.now(), Duration::from_secs(7_200))).await;
+        clock.sleep_until(time_after(clock.now(), Duration::from_secs(7_200))).await;
         let seen = (receiver.requests.load(Ordering::Relaxed), receiver.failures.load(Ordering::Relaxed));
         for step in [FigureStep::Window, FigureStep::Hour, FigureStep::Day] {
             let series = figures(&gateway, step).await;
@@ -100,7 +102,7 @@ fn hours_of_figures_are_what_the_receiver_saw_before_and_after_they_are_folded()
             assert_eq!((sum.by_verdict.iter().sum::<u64>(), sum.by_result[4]), seen, "{step:?}");
             assert_eq!((sum.accepted, sum.delivered, sum.slo.total), (180, 180, 180), "{step:?}");
             assert_eq!(series.gaps, [], "{step:?}");
-            assert!(series.complete_until >= Some(later(clock.now(), -2 * WINDOW_MS)), "{series:?}");
+            assert!(series.complete_until >= Some(millis_later(clock.now(), -2 * WINDOW_MS)), "{series:?}");
         }
         assert!(figures(&gateway, FigureStep::Window).await.points.len() >= 36);
         recording.abort();
@@ -115,19 +117,79 @@ fn what_could_not_be_written_for_three_windows_is_dropped_counted_and_named() {
         let (gateway, clock) = begun(folder.path(), Arc::default()).await;
         let began = clock.now();
         let recorder = FigureRecorder::new(gateway.clone(), Span::secs(90 * 86_400));
-        recorder.step().await.unwrap();
+        recorder.write_next_part().await.unwrap();
         // Nothing is written meanwhile.
         for window in 0..5 {
             send(&gateway).await;
-            clock.sleep_until(later(began, (window + 1) * WINDOW_MS)).await;
+            clock.sleep_until(millis_later(began, (window + 1) * WINDOW_MS)).await;
         }
         send(&gateway).await;
-        clock.sleep_until(after(clock.now(), Duration::from_secs(1))).await;
+        clock.sleep_until(time_after(clock.now(), Duration::from_secs(1))).await;
         recorder.finish().await;
         let series = figures(&gateway, FigureStep::Window).await;
-        assert_eq!(series.gaps, [FigureGap { from: began, to: later(began, 2 * WINDOW_MS) }]);
+        assert_eq!(series.gaps, [FigureGap { from: began, to: millis_later(began, 2 * WINDOW_MS) }]);
         assert_eq!(series.sum().accepted, 4, "three windows, and the one that was open");
         let text = gateway.metrics.encode(&Default::default());
         assert!(text.contains("\nposthaste_figures_dropped_total 2\n"), "{text}");
+    });
+}
+
+#[test]
+fn what_waits_is_counted_once_also_in_a_window_with_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    in_simulated_time(async {
+        let (gateway, clock) = begun(folder.path(), Arc::default()).await;
+        let began = clock.now();
+        let waiting = gateway.store.endpoints(&tenant())[0].id;
+        pause(&gateway, &Initiator::Gateway, &tenant(), waiting, None).await.unwrap();
+        send(&gateway).await;
+        clock.sleep_until(time_after(began, Duration::from_secs(60))).await;
+        // The gateway stops, and another run goes on in the same window.
+        let stopped = FigureRecorder::new(gateway.clone(), Span::secs(90 * 86_400));
+        stopped.finish().await;
+        let next = FigureRecorder::new(gateway.clone(), Span::secs(90 * 86_400));
+        next.write_next_part().await.unwrap();
+        let open: Vec<u64> =
+            figures(&gateway, FigureStep::Window).await.points.iter().map(|one| one.1.waiting).collect();
+        assert_eq!(open, [1], "while the window is open");
+        clock.sleep_until(millis_later(began, WINDOW_MS + 1_000)).await;
+        for _ in 0..10 {
+            next.write_next_part().await.unwrap();
+        }
+        let scope = FigureScope::Tenant(tenant());
+        let written =
+            gateway.store.figures(&scope, FigureSpan::Window, began, millis_later(began, WINDOW_MS)).await.unwrap();
+        assert_eq!(written.len(), 2, "one row of each run");
+        let (window, _) = sum(&written);
+        assert_eq!((window.accepted, window.waiting), (1, 1), "{written:?}");
+    });
+}
+
+#[test]
+fn what_is_due_counts_as_held_for_as_long_as_a_pause_lasts() {
+    let folder = tempfile::tempdir().unwrap();
+    in_simulated_time(async {
+        let (gateway, clock) = begun(folder.path(), Arc::default()).await;
+        let began = clock.now();
+        let recorder = Arc::new(FigureRecorder::new(gateway.clone(), Span::secs(90 * 86_400)));
+        let recording = tokio::spawn(run(recorder.clone()));
+        let endpoint = gateway.store.endpoints(&tenant())[0].id;
+        let at = async |seconds: i64| clock.sleep_until(millis_later(began, seconds * 1_000)).await;
+        send(&gateway).await;
+        at(100).await;
+        pause(&gateway, &Initiator::Gateway, &tenant(), endpoint, None).await.unwrap();
+        send(&gateway).await;
+        at(400).await;
+        resume(&gateway, &Initiator::Gateway, &tenant(), endpoint, None).await.unwrap();
+        at(700).await;
+        let scope = FigureScope::Endpoint(tenant(), endpoint);
+        let written = gateway.store.figures(&scope, FigureSpan::Window, began, clock.now()).await.unwrap();
+        let held = written.iter().map(|row| row.figures.held_ms);
+        let seconds: Vec<[u64; 4]> = held
+            .map(|held| [held.pause, held.breaker, held.backpressure, held.rate].map(|ms| (ms + 500) / 1_000))
+            .collect();
+        assert_eq!(seconds, [[200, 0, 0, 0], [100, 0, 0, 0]]);
+        recording.abort();
+        recorder.finish().await;
     });
 }

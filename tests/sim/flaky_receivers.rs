@@ -11,7 +11,7 @@ use posthaste::clock::Clock;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::model::answer::{Answer, AttemptFailure, FailureKind, Response, Timings};
-use posthaste::model::delivery::after;
+use posthaste::model::delivery::time_after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -71,13 +71,13 @@ impl Ledger {
     /// Forgets backpressure from just before a crash, which may not be stored.
     pub fn crash(&mut self, now: Timestamp) {
         for breaks in self.quiet.values_mut() {
-            breaks.retain(|(at, _)| after(*at, DURABLE) < now);
+            breaks.retain(|(at, _)| time_after(*at, DURABLE) < now);
         }
     }
 
     fn is_quiet(&self, url: &str, now: Timestamp) -> bool {
         let breaks = self.quiet.get(url).into_iter().flatten();
-        breaks.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
+        breaks.into_iter().any(|(at, until)| time_after(*at, IN_FORCE) < now && now < *until)
     }
 }
 
@@ -179,7 +179,7 @@ impl Sender for FlakyReceivers {
             let now = self.clock.now();
             ledger.asked_for_quiet += 1;
             let breaks = ledger.quiet.entry(request.url.clone()).or_default();
-            breaks.push((now, after(now, Duration::from_secs(seconds))));
+            breaks.push((now, time_after(now, Duration::from_secs(seconds))));
         }
         let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
         let result = match outcome {
@@ -227,7 +227,7 @@ impl FlakyReceivers {
             let may_skip = url.ends_with("/skips");
             let has_expiring = lane.1 == EXPIRING_KEY || url.ends_with("/in-order");
             let now = self.clock.now();
-            let over = ledger.expires.values().filter(|at| **at < after(now, LONGEST_DELAY)).count() as u64;
+            let over = ledger.expires.values().filter(|at| **at < time_after(now, LONGEST_DELAY)).count() as u64;
             let left_out = if has_expiring { over } else { 0 };
             ledger.demand(may_skip || place <= applied + 1 + left_out, || {
                 format!("{id} overtook: place {place} of {lane:?} after {applied}")

@@ -18,7 +18,7 @@ mod outdated;
 mod ownership;
 mod retention;
 mod self_test;
-mod storm;
+mod shard_moves;
 mod trouble;
 mod world;
 

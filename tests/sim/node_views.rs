@@ -114,7 +114,7 @@ impl SharedOwnership {
     /// Asks a node to give shards away; returns once it agrees.
     pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
         let (done, agreed) = oneshot::channel();
-        self.send_event(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
+        self.send_event(node, ClusterEvent::HandOver { shards: shards.to_vec(), done });
         agreed.await
     }
 
@@ -218,10 +218,11 @@ impl NodeView {
             tokio::spawn(async move {
                 tokio::time::sleep(EVENT_DELAY).await;
                 if let Some(owner) = ownership.owner(ownership.shard(claim.endpoint)) {
-                    let (endpoint, due_at) = (claim.endpoint, claim.due_at);
+                    let (endpoint, due_at, expiry_check_at) = (claim.endpoint, claim.due_at, claim.expires_at);
+                    let deliveries = vec![ArrivedDelivery { id: claim.id, event: 0, due_at }];
                     ownership.send_event(
                         owner,
-                        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at },
+                        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at, count: 1, deliveries },
                     );
                 }
             });

@@ -37,6 +37,7 @@ fn submission(id: &str) -> Submission {
         schema_version: None,
         expires_at: None,
         endpoints: None,
+        is_test: false,
         trace: None,
         data: Bytes::from_static(b"{}"),
     }

@@ -22,7 +22,7 @@ use posthaste::metrics::Gauges;
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::audit::Initiator;
 use posthaste::model::blocker::Capacity;
-use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, after};
+use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, time_after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};
 use posthaste::model::id::{EndpointId, SecretId};
 use posthaste::model::rate::Rate;
@@ -117,6 +117,7 @@ impl Cluster {
             schema_version: None,
             expires_at: None,
             endpoints: to.map(|to| vec![to]),
+            is_test: false,
             trace: None,
             data: "{}".into(),
         };
@@ -124,7 +125,7 @@ impl Cluster {
     }
 
     pub async fn until(&self, span: Duration) {
-        self.clock.sleep_until(after(self.began, span)).await;
+        self.clock.sleep_until(time_after(self.began, span)).await;
     }
 
     pub async fn delivery(&self, event: &str) -> Delivery {
@@ -208,7 +209,7 @@ pub fn live(
         let nodes = stores.iter().enumerate().map(start).collect();
         let mut cluster = Cluster { ownership: ownership.clone(), nodes, clock, began, endpoints };
         // An endpoint that was never called owes nobody anything a day later.
-        cluster.began = after(began, Duration::from_secs(86_400));
+        cluster.began = time_after(began, Duration::from_secs(86_400));
         cluster.until(Duration::ZERO).await;
         story(&mut cluster).await;
     });
@@ -229,7 +230,7 @@ pub fn live_calmly(
     let shared: Mutex<Option<Arc<Receiver>>> = Mutex::default();
     let sender = |node, clock: &Arc<dyn Clock>, began| -> Arc<dyn Sender> {
         let made = || {
-            let began = after(began, Duration::from_secs(86_400));
+            let began = time_after(began, Duration::from_secs(86_400));
             Arc::new(Receiver { clock: clock.clone(), began, takes, calls: Mutex::default() })
         };
         Arc::new(NodeSender(node, shared.lock().unwrap().get_or_insert_with(made).clone()))

@@ -15,7 +15,7 @@ use posthaste::lifecycle::retention::{Retention, run};
 use posthaste::model::answer::{Answer, Timings};
 use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{DeadCause, Progress, after};
+use posthaste::model::delivery::{DeadCause, Progress, time_after};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
@@ -82,7 +82,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
-        let long_ago = after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
+        let long_ago = time_after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
         store.put_tenant(&Initiator::Gateway, tenant_record(long_ago)).await.unwrap();
         let old = new_event("old", None, long_ago, Vec::new());
         store.accept(vec![old], posthaste::store::BatchMode::All).await.unwrap();
@@ -93,9 +93,9 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
             audit: Span::secs(86_400),
         };
         let chore = tokio::spawn(run(sweeping(&store, &clock), retention));
-        clock.sleep_until(after(began, Duration::from_secs(9))).await;
+        clock.sleep_until(time_after(began, Duration::from_secs(9))).await;
         assert_eq!(left_events(&store).await, ["old"]);
-        clock.sleep_until(after(began, Duration::from_secs(61))).await;
+        clock.sleep_until(time_after(began, Duration::from_secs(61))).await;
         assert!(left_events(&store).await.is_empty());
         chore.abort();
     });
@@ -164,11 +164,11 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
             good
         };
         assert_eq!(good().await, ["delivered", "dead", "waiting"]);
-        clock.sleep_until(after(began, day.0)).await;
+        clock.sleep_until(time_after(began, day.0)).await;
         assert_eq!(good().await, ["delivered", "dead", "waiting"]);
-        clock.sleep_until(after(began, day.0 + Duration::from_secs(1))).await;
+        clock.sleep_until(time_after(began, day.0 + Duration::from_secs(1))).await;
         assert_eq!(good().await, ["dead", "waiting"]);
-        clock.sleep_until(after(began, 3 * day.0 + Duration::from_secs(1))).await;
+        clock.sleep_until(time_after(began, 3 * day.0 + Duration::from_secs(1))).await;
         assert_eq!(good().await, ["waiting"]);
     });
 }
@@ -207,7 +207,7 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
             audit: Span::secs(90 * 86_400),
         };
         let chore = tokio::spawn(run(sweeping(&store, &clock), retention));
-        let day = |n: u64| after(began, Duration::from_secs(n * 86_400));
+        let day = |n: u64| time_after(began, Duration::from_secs(n * 86_400));
         clock.sleep_until(day(29)).await;
         assert_eq!(left(&store).await, ["dead", "delivered", "waiting"]);
         clock.sleep_until(day(31)).await;

@@ -15,7 +15,7 @@ use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::self_test;
 use posthaste::model::answer::{Answer, AttemptFailure, FailureKind, Timings};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::after;
+use posthaste::model::delivery::time_after;
 use posthaste::model::id::TenantId;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::Tenant;
@@ -45,6 +45,35 @@ impl Sender for PipeSender {
 }
 
 #[test]
+fn its_age_rises_where_nothing_is_accepted_from_the_start_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FaultyStore::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let began = Timestamp::from_second(1_800_000_000).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
+        let store: Arc<dyn Store> = Arc::new(store);
+        let receiver = SelfTestReceiver::new(store.clone(), clock.clone());
+        let sender = PipeSender { receiver, is_broken: Default::default(), sent: Default::default() };
+        let mail = MailQueue::new(None, clock.clone());
+        let gateway = gateway(store.clone(), Arc::new(sender), &clock, mail, Span::secs(86_400), limits(), 1);
+        let dispatcher = gateway.dispatcher.clone();
+        let dispatching = tokio::spawn(async move { dispatcher.run().await });
+        let testing = tokio::spawn(self_test::run(gateway.clone()));
+        // The tenant that its events belong to is missing.
+        clock.sleep_until(time_after(began, Duration::from_secs(600))).await;
+        let age = || gateway.metrics.self_test_age(clock.now());
+        assert_eq!(age(), Some(Duration::from_secs(600)));
+        let system = Tenant { id: TenantId::system(), ..tenant_record(began) };
+        store.put_tenant(&Initiator::Gateway, system).await.unwrap();
+        clock.sleep_until(time_after(began, Duration::from_secs(690))).await;
+        assert!(age().is_some_and(|age| age <= Duration::from_secs(61)), "{:?}", age());
+        testing.abort();
+        dispatching.abort();
+    });
+}
+
+#[test]
 fn its_age_is_below_a_minute_while_deliveries_are_made_and_rises_while_they_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let store = FaultyStore::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
@@ -70,7 +99,7 @@ fn its_age_is_below_a_minute_while_deliveries_are_made_and_rises_while_they_are_
         };
         let pass = async |minutes: u64| {
             let now = clock.now();
-            clock.sleep_until(after(now, Duration::from_secs(60 * minutes + 30))).await;
+            clock.sleep_until(time_after(now, Duration::from_secs(60 * minutes + 30))).await;
         };
 
         pass(60).await;

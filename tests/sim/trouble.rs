@@ -16,7 +16,7 @@ use posthaste::lifecycle::expire;
 use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, Mailer};
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, after};
+use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, time_after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{Actor, EndpointEventKind, EndpointEventRecord};
 use posthaste::model::health::{AutoPauseLimits, BreakerPhase};
@@ -80,6 +80,7 @@ impl Simulation {
             schema_version: None,
             expires_at: None,
             endpoints: None,
+            is_test: false,
             trace: None,
             data: "{}".into(),
         };
@@ -87,7 +88,7 @@ impl Simulation {
     }
 
     async fn until(&self, span: Duration) {
-        self.clock.sleep_until(after(self.began, span)).await;
+        self.clock.sleep_until(time_after(self.began, span)).await;
     }
 
     async fn delivery(&self, event: &str) -> Delivery {

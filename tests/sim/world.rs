@@ -28,7 +28,7 @@ use posthaste::lifecycle::retention::Retention;
 use posthaste::metrics::Metrics;
 use posthaste::model::answer::{AttemptFailure, FailureKind};
 use posthaste::model::audit::Initiator;
-use posthaste::model::delivery::{Delivery, DeliveryState, after};
+use posthaste::model::delivery::{Delivery, DeliveryState, time_after};
 use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::EndpointDefaults;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
@@ -150,7 +150,7 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
         policy: settings.retry.resolve().unwrap(),
         settings,
         status: EndpointStatus::active(now),
-        quiet_until: None,
+        backpressure_until: None,
         health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret],
@@ -185,10 +185,10 @@ impl World {
         let span = Duration::from_secs(DAYS * 86_400);
         let mut to_come: Vec<_> = (0..EVENTS)
             .map(|n| {
-                let at = after(began, span.mul_f64(chance.random::<f64>() * 0.8));
+                let at = time_after(began, span.mul_f64(chance.random::<f64>() * 0.8));
                 let key = (chance.random::<f64>() < 0.7).then(|| format!("k{}", chance.random_range(0..6)));
                 let expires_at = (chance.random::<f64>() < 0.1)
-                    .then(|| after(at, Duration::from_secs(chance.random_range(60..12 * 3_600))));
+                    .then(|| time_after(at, Duration::from_secs(chance.random_range(60..12 * 3_600))));
                 // One lane of its own, so that the others must be without a gap.
                 let key = if expires_at.is_some() { Some(EXPIRING_KEY.to_owned()) } else { key };
                 let submission = Submission {
@@ -199,6 +199,7 @@ impl World {
                     schema_version: None,
                     expires_at,
                     endpoints: None,
+                    is_test: false,
                     trace: None,
                     data: Bytes::from(format!("{{\"n\":{n}}}")),
                 };
@@ -212,8 +213,8 @@ impl World {
             folder: tempfile::tempdir().unwrap(),
             ledger: Arc::default(),
             now: began,
-            healed_at: after(began, span.mul_f64(0.9)),
-            ends_at: after(began, span + Duration::from_secs(2 * 86_400)),
+            healed_at: time_after(began, span.mul_f64(0.9)),
+            ends_at: time_after(began, span + Duration::from_secs(2 * 86_400)),
             to_come,
             acknowledged: Vec::new(),
             crashes: 0,
@@ -239,10 +240,12 @@ impl World {
     /// Draws the time of the next crash: some hours from now; or, as often, just
     /// after an event was accepted, while its requests are open.
     fn next_crash(&mut self) -> Timestamp {
-        let anywhere = after(self.now, Duration::from_secs(self.chance.random_range(600..12 * 3_600)));
+        let anywhere = time_after(self.now, Duration::from_secs(self.chance.random_range(600..12 * 3_600)));
         let next_event = self.to_come.iter().rev().map(|(at, _)| *at).find(|at| *at > self.now);
         match next_event {
-            Some(at) if self.chance.random() => after(at, Duration::from_millis(self.chance.random_range(0..9_000))),
+            Some(at) if self.chance.random() => {
+                time_after(at, Duration::from_millis(self.chance.random_range(0..9_000)))
+            }
             _ => anywhere,
         }
     }
@@ -298,7 +301,7 @@ impl World {
             match accept(&gateway, &tenant(), vec![submission.clone()], BatchMode::All).await {
                 Ok(_) => self.acknowledged.push(id),
                 // Without an answer the outcome is unknown, so the event is sent again.
-                Err(_) => self.to_come.push((after(clock.now(), Duration::from_secs(1)), submission)),
+                Err(_) => self.to_come.push((time_after(clock.now(), Duration::from_secs(1)), submission)),
             }
         }
         clock.sleep_until(until).await;
@@ -417,6 +420,7 @@ pub fn gateway(
         notifier: teller,
         admin: AdminToken::new([0; 32]),
         called_from: Vec::new(),
+        answers: Default::default(),
         metrics,
     })
 }

@@ -14,8 +14,10 @@ use posthaste::model::preset::Preset;
 use posthaste::model::status_rules::StatusTable;
 
 mod api_tables;
+mod migrations;
 mod names;
 mod source;
+mod versions;
 
 use posthaste::model::named_enum::NamedEnum;
 use source::{Source, expect_none, read, root, sources};
@@ -236,6 +238,7 @@ const MAY_OPEN_SOCKETS: &[(&str, &[&str], &str)] = &[
     ("src/cli/bench/gateway.rs", &["TcpStream::connect", "client::conn::"], "a gateway of the benchmark's own"),
     ("src/cli/bench/load.rs", &["TcpStream::connect", "client::conn::"], "a gateway of the benchmark's own"),
     ("src/cli/bench/seed.rs", &["tokio_postgres::connect"], "the database that the benchmark was given"),
+    ("src/cli/bench/database.rs", &["tokio_postgres::connect"], "the database that the benchmark was given"),
 ];
 
 #[test]
@@ -265,7 +268,7 @@ fn every_place_that_opens_a_socket_is_known() {
 fn every_setting_is_documented() {
     let page = read("docs/settings.md");
     assert!(
-        page == posthaste::cli::config::reference(),
+        page == posthaste::cli::config::reference_page(),
         "docs/settings.md is not what the settings say; run `posthaste config --reference > docs/settings.md`"
     );
 }
@@ -408,6 +411,7 @@ fn metrics() -> String {
         in_retry_over_24h: Some(0),
         jobs: vec![("running", 0), ("paused", 0), ("queued", 0)],
         certificate_end: Some(Duration::ZERO),
+        server_certificate_end: Some(Duration::ZERO),
         secret_end: Some(Duration::ZERO),
         self_test_age: Some(Duration::ZERO),
         breakers: Some(BreakerCounts::default()),
@@ -415,8 +419,8 @@ fn metrics() -> String {
         ..Gauges::default()
     };
     let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
-    for outbox in metrics.outboxes(1) {
-        outbox.measured(true, None, 0);
+    for outbox in metrics.create_outbox_figures(1) {
+        outbox.record_measurement(true, None, 0);
     }
     metrics.encode(&gauges)
 }

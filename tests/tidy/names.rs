@@ -36,6 +36,23 @@ fn programs() -> Vec<Source> {
         .collect()
 }
 
+/// Files of tests, which are programs of their own.
+fn tests() -> Vec<Source> {
+    sources(&["tests", "client/tests", "receiver/tests"])
+}
+
+/// The crate that a file belongs to: a package, or a folder of tests. Each has words
+/// of its own.
+fn crate_of(path: &str) -> &str {
+    match path.split_once("src/") {
+        Some((package, _)) => package,
+        None => path.rsplit_once("tests/").map_or(path, |(before, rest)| {
+            let folder = rest.split('/').next().unwrap_or_default();
+            &path[..before.len() + "tests/".len() + folder.len()]
+        }),
+    }
+}
+
 /// A file without its test modules: the line of one that is a file of its own, and
 /// everything from one that stands in the file on, since tests come last.
 fn without_tests(text: &str) -> String {
@@ -81,21 +98,50 @@ fn types_in_macro(line: &str) -> Vec<&str> {
     }
 }
 
+/// The names that a file gives to macros of its own which make types: what such a call
+/// begins a line with.
+fn types_by_macro(text: &str) -> Vec<&str> {
+    let mut makers: Vec<&str> = Vec::new();
+    let mut defined = None;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("macro_rules! ") {
+            defined = rest.split([' ', '{', '(']).next();
+        } else if line == "}" {
+            defined = None;
+        } else if ["struct $name", "enum $name"].iter().any(|made| line.contains(made)) {
+            makers.extend(defined);
+        }
+    }
+    let (mut names, mut is_call) = (Vec::new(), false);
+    for line in text.lines() {
+        let call = line.split_once('!').filter(|(name, _)| makers.contains(name)).map(|(_, rest)| rest);
+        is_call = (is_call || call.is_some()) && !line.starts_with(['}', ')']);
+        let argument = call.unwrap_or(line).trim_start_matches([' ', '(', '{']);
+        if is_call && argument.starts_with(char::is_uppercase) {
+            names.extend(argument.split(|c: char| !c.is_alphanumeric()).next());
+        }
+        is_call &= !line.ends_with(");");
+    }
+    names
+}
+
 #[test]
 fn a_type_name_stands_for_one_thing() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for source in programs() {
-        let names = source.text.lines().flat_map(|line| declared_type(line).into_iter().chain(types_in_macro(line)));
+    for source in programs().into_iter().chain(tests()) {
+        let by_line = |line| declared_type(line).into_iter().chain(types_in_macro(line));
+        let names = source.text.lines().flat_map(by_line).chain(types_by_macro(&source.text));
         for name in names.filter(|name| !name.starts_with('$')) {
-            // Each crate has words of its own.
-            let of_crate = source.path.split("src/").next().unwrap_or_default();
-            places.entry(format!("{of_crate}{name}")).or_default().push(source.path.clone());
+            places.entry(format!("{}: {name}", crate_of(&source.path))).or_default().push(source.path.clone());
         }
     }
+    assert!(places.contains_key(": EndpointId") && places.contains_key("tests/it: Gateway"));
     assert!(places.len() > 300, "only {} types were found", places.len());
     let wrong = places
         .into_iter()
-        .filter(|(name, places)| places.len() > 1 && !COMMON_TYPES.contains(&name.as_str()))
+        .filter(|(name, places)| {
+            places.len() > 1 && !COMMON_TYPES.iter().any(|common| name.ends_with(&format!(": {common}")))
+        })
         .map(|(name, places)| format!("{name}: {}", places.join(", ")));
     expect_none("type names that stand for more than one thing", wrong.collect());
 }
@@ -103,7 +149,7 @@ fn a_type_name_stands_for_one_thing() {
 #[test]
 fn a_doc_comment_says_something() {
     let mut wrong = Vec::new();
-    for source in programs() {
+    for source in sources(&["src", "client", "receiver", "tests", "fuzz"]) {
         let mut words = 0;
         for (n, line) in source.text.lines().enumerate() {
             match line.trim_start().strip_prefix("///") {
@@ -218,9 +264,9 @@ fn modules(folder: &str, files: &[Source]) -> BTreeSet<String> {
 
 /// Which of these modules each of them imports, by whatever path.
 fn imports(folder: &str, modules: &BTreeSet<String>, files: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
-    let inside =
-        folder.split_once("src/").map_or(String::new(), |(_, inside)| format!("{}::", inside.replace('/', "::")));
-    let by_crate = format!("crate::{inside}");
+    let inside = folder.strip_prefix(crate_of(folder)).unwrap_or_default().trim_start_matches('/');
+    let inside = inside.strip_prefix("src").unwrap_or(inside).trim_start_matches('/').replace('/', "::");
+    let by_crate = if inside.is_empty() { "crate::".to_owned() } else { format!("crate::{inside}::") };
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for source in files {
         let Some(rest) = source.path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')) else { continue };
@@ -256,15 +302,17 @@ fn circle_of(module: &str, imports: &BTreeMap<String, BTreeSet<String>>) -> Opti
 
 #[test]
 fn no_modules_of_a_folder_import_each_other_in_a_circle() {
-    let files = programs();
+    // What a test shows of a module is no part of it, and `main.rs` holds the others.
+    let files: Vec<Source> =
+        programs().into_iter().chain(tests()).filter(|source| !source.path.ends_with("/main.rs")).collect();
     let mut folders: BTreeSet<String> = BTreeSet::new();
     for source in &files {
         let parts: Vec<&str> = source.path.split('/').collect();
         folders.extend((2..parts.len()).map(|depth| parts[..depth].join("/")));
     }
-    assert!(folders.contains("src/store/postgres"), "{folders:?}");
+    assert!(folders.contains("src/store/postgres") && folders.contains("tests/it/support"), "{folders:?}");
     let mut wrong = BTreeSet::new();
-    for folder in &folders {
+    for folder in folders.iter().filter(|folder| !folder.ends_with("/tests") && *folder != "tests") {
         let modules = modules(folder, &files);
         let imports = imports(folder, &modules, &files);
         for circle in modules.iter().filter_map(|module| circle_of(module, &imports)) {
@@ -287,6 +335,13 @@ fn circles_and_lengths_are_found() {
     let circle = circle_of("one", &imports).map(|circle| circle.into_iter().collect::<Vec<_>>());
     assert_eq!(circle, Some(vec!["one".to_owned(), "three".to_owned(), "two".to_owned()]));
     assert_eq!(circle_of("four", &imports), None, "it imports a circle and is not in it");
+    let files = [file("tests/it/one.rs", "use crate::two::Two;"), file("tests/it/two.rs", "use crate::one::One;")];
+    let imports = self::imports("tests/it", &modules("tests/it", &files), &files);
+    assert_eq!(circle_of("one", &imports).map(|circle| circle.len()), Some(2));
+    assert_eq!((crate_of("tests/it/support/dns.rs"), crate_of("client/src/lib.rs")), ("tests/it", "client/"));
+    assert_eq!(crate_of("receiver/tests/kit/main.rs"), "receiver/tests/kit");
+    let text = "macro_rules! made {\n    ($name:ident) => { pub struct $name; };\n}\nmade!(One);\nmade!(\n    /// The other.\n    Two, Three\n);\nFour!();\n";
+    assert_eq!(types_by_macro(text), ["One", "Two"]);
     let text =
         "impl A {\n    pub(super) async fn long(\n        a: u8,\n    ) {\n        a\n    }\n}\nfn short() {\n}\n";
     assert_eq!(functions(text), [("long".to_owned(), 5), ("short".to_owned(), 2)]);

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -147,4 +148,41 @@ async fn an_address_that_nobody_listens_on_is_told() {
     assert!(matches!(&error, Error::Unreachable { .. }) && error.to_string().contains(&server), "{error}");
     assert!(matches!(client.url(&["a", ".."]), Err(Error::InvalidArgument(_))));
     assert!(Client::new("ftp://a", "t").is_err() && Client::new(&server, "a\nb").is_err());
+}
+
+/// A server that answers each connection with these bytes after it has read some,
+/// and closes it; a server that reads nothing resets it instead.
+async fn closing_server(is_read: bool, bytes: &'static [u8]) -> (Client, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            counted.fetch_add(1, Ordering::Relaxed);
+            // The client speaks first; what is not read when it is closed makes TCP reset it.
+            stream.readable().await.unwrap();
+            if is_read {
+                stream.try_read(&mut [0; 16_384]).unwrap();
+                assert_eq!(stream.try_write(bytes).unwrap(), bytes.len());
+            }
+        }
+    });
+    let quick = RetryPolicy { tries_max: 3, delay_first: Duration::from_millis(1), ..RetryPolicy::default() };
+    (Client::new(&format!("https://{address}"), "t").unwrap().retry(quick), connections)
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_before_tls_is_agreed_on_is_tried_again() {
+    for is_read in [true, false] {
+        let (client, connections) = closing_server(is_read, b"").await;
+        let error = client.tenant("shop").send(&event()).await.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable { .. }) && error.is_temporary(), "{error:?}");
+        assert_eq!(connections.load(Ordering::Relaxed), 3);
+    }
+    let (client, connections) = closing_server(true, b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    let error = client.tenant("shop").send(&event()).await.unwrap_err();
+    assert!(matches!(&error, Error::Tls { .. }) && !error.is_temporary(), "a server without TLS stays one: {error:?}");
+    assert_eq!(connections.load(Ordering::Relaxed), 1);
 }

@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime};
 use super::decide::{Decision, Head, Known, LaneView, Place, decide, due_at, place, retry_at, waited};
 use super::{
     BoxFuture, Common, HandlerError, HeadOutcome, Inbox, InboxError, InboxSettings, LaneName, Received, Round,
+    WaitingEvents, unless_panic,
 };
 use crate::clock::{at_millis, millis};
 use crate::counters::Counters;
@@ -41,8 +42,17 @@ struct State {
 }
 
 struct Entry {
-    is_in_progress: bool,
+    state: EntryState,
     at: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum EntryState {
+    InProgress,
+    /// It was applied, or is stored.
+    Taken,
+    /// It was stored, and then refused by the handler.
+    Refused,
 }
 
 #[derive(Default)]
@@ -96,7 +106,7 @@ impl<H: Handler> MemoryInbox<H> {
         let started = Instant::now();
         self.handler.apply(&event, &place).await.map_err(InboxError::Handler)?;
         self.common.count_applied(&place, started.elapsed());
-        claim.commit(name, event.seq, now);
+        claim.commit(name, event.seq, EntryState::Taken, now);
         Ok(Received::Applied(place))
     }
 
@@ -105,7 +115,7 @@ impl<H: Handler> MemoryInbox<H> {
         let mut state = lock(&self.state);
         let known = match state.events.get(name) {
             None => Known::New,
-            Some(entry) if entry.is_in_progress => Known::InProgress,
+            Some(entry) if entry.state == EntryState::InProgress => Known::InProgress,
             Some(_) => Known::Seen,
         };
         let view = match lane.map(|lane| state.lanes.get(lane)) {
@@ -117,13 +127,13 @@ impl<H: Handler> MemoryInbox<H> {
         let decision = decide(event.seq, known, view, self.common.settings.waiting_max.into());
         match &decision {
             Decision::Apply(_) => {
-                state.events.insert(name.clone(), Entry { is_in_progress: true, at: now });
+                state.events.insert(name.clone(), Entry { state: EntryState::InProgress, at: now });
                 if let Some(lane) = lane {
                     state.lanes.entry(lane.clone()).or_default().is_busy = true;
                 }
             }
             Decision::Store => {
-                state.events.insert(name.clone(), Entry { is_in_progress: false, at: now });
+                state.events.insert(name.clone(), Entry { state: EntryState::Taken, at: now });
                 if let (Some(lane), Some(seq)) = (lane, event.seq) {
                     state.store(
                         lane,
@@ -168,17 +178,23 @@ impl<H: Handler> MemoryInbox<H> {
         now: i64,
     ) -> HeadOutcome {
         let (started, Waiting { event, head }) = (Instant::now(), waiting);
-        match self.handler.apply(&event, place).await {
-            Ok(()) => self.common.count_applied(place, waited(&head, now) + started.elapsed()),
-            Err(HandlerError::Refuse(_)) => Counters::add(&self.common.counters.refused, 1),
+        let state = match unless_panic(async { self.handler.apply(&event, place).await }).await {
+            Ok(()) => {
+                self.common.count_applied(place, waited(&head, now) + started.elapsed());
+                EntryState::Taken
+            }
+            Err(HandlerError::Refuse(_)) => {
+                Counters::add(&self.common.counters.refused, 1);
+                EntryState::Refused
+            }
             Err(HandlerError::Retry(_)) => {
                 Counters::add(&self.common.counters.handler_failures, 1);
                 lock(&self.state).postpone(lane, now);
                 return HeadOutcome::Failed;
             }
-        }
+        };
         lock(&self.state).take_first(lane);
-        claim.commit((event.signed_tenant, event.id), Some(head.seq), now);
+        claim.commit((event.signed_tenant, event.id), Some(head.seq), state, now);
         HeadOutcome::Passed
     }
 
@@ -219,10 +235,10 @@ impl State {
 }
 
 impl WorkClaim<'_> {
-    /// Records that the event was applied, and moves its lane on.
-    fn commit(mut self, event: EventName, seq: Option<u64>, now: i64) {
+    /// Records what became of the event, and moves its lane on.
+    fn commit(mut self, event: EventName, seq: Option<u64>, became: EntryState, now: i64) {
         let mut state = lock(self.state);
-        state.events.insert(event, Entry { is_in_progress: false, at: now });
+        state.events.insert(event, Entry { state: became, at: now });
         if let (Some(lane), Some(seq)) = (self.lane.as_ref().and_then(|lane| state.lanes.get_mut(lane)), seq) {
             lane.applied = lane.applied.max(seq);
             lane.at = now;
@@ -290,11 +306,30 @@ impl<H: Handler> Inbox for MemoryInbox<H> {
             .map(|waiting| (waiting.event.signed_tenant.as_str(), waiting.event.id.as_str()))
             .collect();
         events.retain(|(tenant, id), entry| {
-            entry.is_in_progress || entry.at >= oldest || waiting.contains(&(tenant.as_str(), id.as_str()))
+            entry.state == EntryState::InProgress
+                || entry.at >= oldest
+                || waiting.contains(&(tenant.as_str(), id.as_str()))
         });
         lanes.retain(|_, lane| lane.is_busy || lane.at >= oldest || !lane.waiting.is_empty());
         let forgotten = before - state.events.len() - state.lanes.len();
         Box::pin(async move { Ok(forgotten as u64) })
+    }
+
+    fn waiting(&self, now: SystemTime) -> BoxFuture<'_, Result<WaitingEvents, InboxError>> {
+        let state = lock(&self.state);
+        let lanes = state.waiting.iter().filter_map(|name| state.lanes.get(name));
+        let arrivals: Vec<i64> = lanes.flat_map(|lane| lane.waiting.values()).map(|one| one.head.arrived_at).collect();
+        let waiting = WaitingEvents::since(arrivals.len() as u64, arrivals.iter().min().copied(), millis(now));
+        Box::pin(async move { Ok(waiting) })
+    }
+
+    fn release<'a>(&'a self, tenant: &'a str, id: &'a str) -> BoxFuture<'a, Result<bool, InboxError>> {
+        let (mut state, name) = (lock(&self.state), (tenant.to_owned(), id.to_owned()));
+        let is_refused = state.events.get(&name).is_some_and(|entry| entry.state == EntryState::Refused);
+        if is_refused {
+            state.events.remove(&name);
+        }
+        Box::pin(async move { Ok(is_refused) })
     }
 
     fn counters(&self) -> &Counters {

@@ -11,7 +11,9 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
@@ -133,7 +135,9 @@ pub enum InboxError {
 #[derive(Debug)]
 pub enum HandlerError {
     /// It may work later: the gateway is answered 503, or a stored event is
-    /// tried again after 1 s, 2 s, 4 s and so on up to 5 minutes.
+    /// tried again after 1 s, 2 s, 4 s and so on up to 5 minutes. A panic for a
+    /// stored event, and a transaction of it that cannot be committed, count as
+    /// this.
     Retry(BoxError),
     /// It will never work: the gateway is answered 422, or a stored event is
     /// set aside and its lane goes on.
@@ -196,23 +200,65 @@ impl Round {
     }
 }
 
+/// The stored events that wait to be applied, at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WaitingEvents {
+    /// Number of events.
+    pub count: u64,
+    /// Time since the oldest of them came.
+    pub oldest: Option<Duration>,
+}
+
+impl WaitingEvents {
+    /// Of so many events, of which the oldest came at this moment.
+    pub(crate) fn since(count: u64, oldest_at: Option<i64>, now: i64) -> Self {
+        let waited = |at: i64| Duration::from_millis(u64::try_from(now.saturating_sub(at)).unwrap_or(0));
+        Self { count, oldest: oldest_at.map(waited) }
+    }
+}
+
 /// A store of what was applied and of what came too early.
 pub trait Inbox: Send + Sync + 'static {
     /// Applies an event, or stores it if it comes too early. It never waits for
     /// another event.
     fn receive(&self, event: Event, now: SystemTime) -> BoxFuture<'_, Result<Received, InboxError>>;
 
-    /// Applies the stored events that may be applied now.
+    /// Applies the stored events that may be applied now. What cannot be done
+    /// for one lane is returned as an error after the others had their turn.
     fn apply_due(&self, now: SystemTime) -> BoxFuture<'_, Result<Round, InboxError>>;
 
     /// Forgets ids and lanes that are older than the retention; returns how many.
     fn forget(&self, now: SystemTime) -> BoxFuture<'_, Result<u64, InboxError>>;
+
+    /// Returns how many events are stored and wait, and for how long.
+    fn waiting(&self, now: SystemTime) -> BoxFuture<'_, Result<WaitingEvents, InboxError>>;
+
+    /// Forgets a stored event that the handler refused, so that it is applied when
+    /// it is replayed. Returns whether there was one. `tenant` is that of the
+    /// signed body; empty if it names none.
+    fn release<'a>(&'a self, tenant: &'a str, id: &'a str) -> BoxFuture<'a, Result<bool, InboxError>>;
 
     /// Returns the counters of this inbox.
     fn counters(&self) -> &Counters;
 
     /// Returns when something was stored or became ready in this process.
     fn changed(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Why the handler of a stored event failed when it panicked.
+const PANICKED: &str = "the handler panicked";
+
+/// Waits for the handler of a stored event. A panic is a failure like any other:
+/// the gateway does not send the event again, and other lanes have nothing to do
+/// with it.
+pub(crate) async fn unless_panic(applying: impl Future<Output = Result<(), HandlerError>>) -> Result<(), HandlerError> {
+    let mut applying = pin!(applying);
+    // A future that panicked is not polled again, so its broken state is never seen.
+    std::future::poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| applying.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(PANICKED.into())))
+    })
+    .await
 }
 
 /// What every inbox has.

@@ -16,23 +16,21 @@ use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{IsolationLevel, Row};
 
-use super::decide::{Decision, Head, Known, LaneView, Place, decide, due_at, place, retry_at, waited};
+use super::decide::{Decision, Head, Known, LaneView, Place, decide, due_at};
 use super::{
-    BoxError, BoxFuture, Common, HandlerError, HeadOutcome, Inbox, InboxError, InboxSettings, LaneName, Received, Round,
+    BoxError, BoxFuture, Common, HandlerError, Inbox, InboxError, InboxSettings, LaneName, Received, Round,
+    WaitingEvents,
 };
-use crate::clock::{at_millis, millis};
+use crate::clock::millis;
 use crate::counters::Counters;
 use crate::event::Event;
 
+mod stored;
+
 /// Longest wait for a connection; beyond it there are too many requests.
 const CONNECTION_WAIT: Duration = Duration::from_secs(1);
-/// Lanes that one round reads at once.
-const LANES_PER_PAGE: i64 = 100;
 /// Most rows that one statement deletes.
 const FORGET_ROWS: i64 = 1_000;
-
-const APPLIED: i16 = 1;
-const REFUSED: i16 = 2;
 
 /// Applies events in a transaction of PostgreSQL.
 pub trait PostgresHandler: Send + Sync + 'static {
@@ -172,128 +170,6 @@ impl<H: PostgresHandler> PostgresInbox<H> {
         try_lock(transaction, ["lane", &lane.tenant, &lane.key], &self.common.settings.name).await
     }
 
-    async fn round(&self, now: i64) -> Result<Round, InboxError> {
-        let mut round = Round::default();
-        loop {
-            let before = (round.applied, round.failed);
-            for lane in self.due_lanes(now).await? {
-                round.add(self.apply_head(&lane, now).await?);
-            }
-            if before == (round.applied, round.failed) {
-                break;
-            }
-        }
-        // A lane that is due here is being applied elsewhere.
-        let next = "SELECT min(due_at) FROM posthaste_inbox_lane WHERE inbox = $1 AND due_at IS NOT NULL";
-        let connection = self.connection().await?;
-        let key: [Parameter<'_>; 1] = [(&self.common.settings.name, Type::TEXT)];
-        let row = connection.query_typed_one(next, &key).await.map_err(failed)?;
-        round.next_at = row.try_get::<_, Option<i64>>(0).map_err(failed)?.map(at_millis);
-        Ok(round)
-    }
-
-    async fn due_lanes(&self, now: i64) -> Result<Vec<LaneName>, InboxError> {
-        let due = "SELECT tenant, lane FROM posthaste_inbox_lane
-             WHERE inbox = $1 AND due_at <= $2 ORDER BY due_at LIMIT $3";
-        let key: [Parameter<'_>; 3] =
-            [(&self.common.settings.name, Type::TEXT), (&now, Type::INT8), (&LANES_PER_PAGE, Type::INT8)];
-        let rows = self.connection().await?.query_typed(due, &key).await.map_err(failed)?;
-        let name = |row: &Row| Ok(LaneName { tenant: row.try_get(0)?, key: row.try_get(1)? });
-        rows.iter().map(name).collect::<Result<_, tokio_postgres::Error>>().map_err(failed)
-    }
-
-    /// Applies the head of a lane, if nobody else does.
-    async fn apply_head(&self, lane: &LaneName, now: i64) -> Result<HeadOutcome, InboxError> {
-        let mut connection = self.connection().await?;
-        let transaction = begin(&mut connection).await?;
-        if !self.try_lock_lane(&transaction, lane).await.map_err(failed)? {
-            return Ok(HeadOutcome::Elsewhere);
-        }
-        let (applied, head) = self.head(&transaction, lane).await.map_err(failed)?;
-        let is_due = |head: &Head| due_at(applied, head, self.common.settings.gap_timeout) <= now;
-        let Some((head, event)) = head.filter(|(head, _)| is_due(head)) else {
-            // Another process has applied it since this one read the lane.
-            self.settle_lane(&transaction, lane, 0, now).await.map_err(failed)?;
-            transaction.commit().await.map_err(failed)?;
-            return Ok(HeadOutcome::Elsewhere);
-        };
-        let (started, place) = (Instant::now(), place(applied, head.seq));
-        match self.handler.apply(&transaction, &event, &place).await {
-            Ok(()) => self.settle_head(transaction, lane, &event, APPLIED, now).await.map_err(failed)?,
-            Err(problem) => {
-                // What the handler did goes, also if the event is set aside.
-                transaction.rollback().await.map_err(failed)?;
-                return self.settle_failure(&mut connection, lane, (&head, &event), &problem, now).await;
-            }
-        }
-        self.common.count_applied(&place, waited(&head, now) + started.elapsed());
-        Ok(HeadOutcome::Passed)
-    }
-
-    async fn settle_head(
-        &self,
-        transaction: Transaction<'_>,
-        lane: &LaneName,
-        event: &Event,
-        state: i16,
-        now: i64,
-    ) -> Result<(), tokio_postgres::Error> {
-        // The body of what was refused stays, for people to look at.
-        let settled = "UPDATE posthaste_inbox_event SET state = $4, at = $5,
-                 head = CASE WHEN $4 = 1 THEN NULL ELSE head END, body = CASE WHEN $4 = 1 THEN NULL ELSE body END
-             WHERE inbox = $1 AND tenant = $2 AND id = $3 AND state = 0";
-        let values: [Parameter<'_>; 5] = [
-            (&self.common.settings.name, Type::TEXT),
-            (&event.signed_tenant, Type::TEXT),
-            (&event.id, Type::TEXT),
-            (&state, Type::INT2),
-            (&now, Type::INT8),
-        ];
-        transaction.execute_typed(settled, &values).await?;
-        self.settle_lane(&transaction, lane, event.seq.unwrap_or(0), now).await?;
-        transaction.commit().await
-    }
-
-    /// Records that the handler failed for a stored event.
-    async fn settle_failure(
-        &self,
-        connection: &mut Object,
-        lane: &LaneName,
-        (head, event): (&Head, &Event),
-        problem: &HandlerError,
-        now: i64,
-    ) -> Result<HeadOutcome, InboxError> {
-        let transaction = begin(connection).await?;
-        if !self.try_lock_lane(&transaction, lane).await.map_err(failed)? {
-            // Somebody else took the lane after the rollback, and settles it.
-            return Ok(HeadOutcome::Elsewhere);
-        }
-        match problem {
-            HandlerError::Refuse(_) => {
-                self.settle_head(transaction, lane, event, REFUSED, now).await.map_err(failed)?;
-                Counters::add(&self.common.counters.refused, 1);
-                Ok(HeadOutcome::Passed)
-            }
-            HandlerError::Retry(_) => {
-                let failures = head.attempts + 1;
-                let postponed = "UPDATE posthaste_inbox_event SET attempts = $4, retry_at = $5
-                     WHERE inbox = $1 AND tenant = $2 AND id = $3 AND state = 0";
-                let values: [Parameter<'_>; 5] = [
-                    (&self.common.settings.name, Type::TEXT),
-                    (&event.signed_tenant, Type::TEXT),
-                    (&event.id, Type::TEXT),
-                    (&i32::try_from(failures).unwrap_or(i32::MAX), Type::INT4),
-                    (&retry_at(now, failures), Type::INT8),
-                ];
-                transaction.execute_typed(postponed, &values).await.map_err(failed)?;
-                self.settle_lane(&transaction, lane, 0, now).await.map_err(failed)?;
-                transaction.commit().await.map_err(failed)?;
-                Counters::add(&self.common.counters.handler_failures, 1);
-                Ok(HeadOutcome::Failed)
-            }
-        }
-    }
-
     async fn record(
         &self,
         transaction: &Transaction<'_>,
@@ -326,7 +202,7 @@ impl<H: PostgresHandler> PostgresInbox<H> {
             (&event.id, Type::TEXT),
             (&now, Type::INT8),
             (&lane.key, Type::TEXT),
-            (&event.seq.map(signed), Type::INT8),
+            (&event.seq.map(seq_as_i64), Type::INT8),
             (&head, Type::TEXT),
             (&event.body.as_ref(), Type::BYTEA),
         ];
@@ -366,7 +242,7 @@ impl<H: PostgresHandler> PostgresInbox<H> {
              VALUES ($1, $2, $3, $4, $5) ON CONFLICT (inbox, tenant, lane)
              DO UPDATE SET applied = greatest(lane.applied, excluded.applied), at = greatest(lane.at, excluded.at)
              RETURNING applied";
-        let applied = signed(applied);
+        let applied = seq_as_i64(applied);
         let values =
             [inbox.clone(), tenant.clone(), name.clone(), (&applied as _, Type::INT8), (&now as _, Type::INT8)];
         let applied: i64 = transaction.query_typed_one(moved, &values).await?.try_get(0)?;
@@ -382,6 +258,21 @@ impl<H: PostgresHandler> PostgresInbox<H> {
 
     fn lane_key<'a>(&'a self, lane: &'a LaneName) -> [Parameter<'a>; 3] {
         [(&self.common.settings.name, Type::TEXT), (&lane.tenant, Type::TEXT), (&lane.key, Type::TEXT)]
+    }
+
+    async fn waiting_at(&self, now: i64) -> Result<WaitingEvents, InboxError> {
+        let waiting = "SELECT count(*), min(at) FROM posthaste_inbox_event WHERE inbox = $1 AND state = 0";
+        let key: [Parameter<'_>; 1] = [(&self.common.settings.name, Type::TEXT)];
+        let row = self.connection().await?.query_typed_one(waiting, &key).await.map_err(failed)?;
+        let (count, oldest_at) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        Ok(WaitingEvents::since(unsigned(count), oldest_at, now))
+    }
+
+    async fn release_refused(&self, tenant: &str, id: &str) -> Result<bool, InboxError> {
+        let released = "DELETE FROM posthaste_inbox_event WHERE inbox = $1 AND tenant = $2 AND id = $3 AND state = 2";
+        let key: [Parameter<'_>; 3] =
+            [(&self.common.settings.name, Type::TEXT), (&tenant, Type::TEXT), (&id, Type::TEXT)];
+        Ok(self.connection().await?.execute_typed(released, &key).await.map_err(failed)? > 0)
     }
 
     async fn forget_before(&self, oldest: i64) -> Result<u64, InboxError> {
@@ -449,7 +340,7 @@ fn failed(problem: impl Into<BoxError>) -> InboxError {
 }
 
 /// Places are checked to fit when an event is read.
-fn signed(seq: u64) -> i64 {
+fn seq_as_i64(seq: u64) -> i64 {
     i64::try_from(seq).unwrap_or(i64::MAX)
 }
 
@@ -473,6 +364,14 @@ impl<H: PostgresHandler> Inbox for PostgresInbox<H> {
 
     fn forget(&self, now: SystemTime) -> BoxFuture<'_, Result<u64, InboxError>> {
         Box::pin(self.forget_before(self.common.oldest_kept(millis(now))))
+    }
+
+    fn waiting(&self, now: SystemTime) -> BoxFuture<'_, Result<WaitingEvents, InboxError>> {
+        Box::pin(self.waiting_at(millis(now)))
+    }
+
+    fn release<'a>(&'a self, tenant: &'a str, id: &'a str) -> BoxFuture<'a, Result<bool, InboxError>> {
+        Box::pin(self.release_refused(tenant, id))
     }
 
     fn counters(&self) -> &Counters {

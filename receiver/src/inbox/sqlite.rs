@@ -3,6 +3,7 @@
 //! SQLite has one writer at a time, so a lane is never busy: whoever has the
 //! transaction has all of it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -10,12 +11,15 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 
 use super::decide::{Decision, Head, Known, LaneView, Place, decide, due_at, place, retry_at, waited};
 use super::{
-    BoxFuture, Common, HandlerError, HeadOutcome, Inbox, InboxError, InboxSettings, LaneName, Received, Round,
+    BoxFuture, Common, HandlerError, HeadOutcome, Inbox, InboxError, InboxSettings, LaneName, PANICKED, Received,
+    Round, WaitingEvents,
 };
 use crate::clock::{at_millis, millis};
 use crate::counters::Counters;
 use crate::event::Event;
 
+/// Lanes that one round reads at once.
+const LANES_PER_PAGE: u32 = 100;
 /// Most rows that one transaction deletes.
 const FORGET_ROWS: u32 = 1_000;
 
@@ -109,9 +113,25 @@ impl<H: SqliteHandler> Inner<H> {
     }
 
     fn apply_due(&self, now: i64) -> Result<Round, InboxError> {
-        let mut round = Round::default();
-        while let Some(lane) = self.due_lane(now).map_err(failed)? {
-            round.add(self.apply_head(&lane, now)?);
+        let (mut round, mut failure) = (Round::default(), None);
+        loop {
+            let before = (round.applied, round.failed);
+            for lane in self.due_lanes(now).map_err(failed)? {
+                match self.apply_head(&lane, now) {
+                    Ok(outcome) => round.add(outcome),
+                    Err(problem) => {
+                        // If nothing can be written, no other lane need be tried.
+                        self.check_database().map_err(failed)?;
+                        failure.get_or_insert(problem);
+                    }
+                }
+            }
+            if before == (round.applied, round.failed) {
+                break;
+            }
+        }
+        if let Some(problem) = failure {
+            return Err(problem);
         }
         let next = "SELECT min(due_at) FROM posthaste_inbox_lane WHERE inbox = ?1 AND due_at IS NOT NULL";
         let next: Option<i64> =
@@ -132,16 +152,25 @@ impl<H: SqliteHandler> Inner<H> {
             return Ok(HeadOutcome::Elsewhere);
         };
         let (started, place) = (Instant::now(), place(applied, head.seq));
-        match self.handler.apply(&transaction, &event, &place) {
-            Ok(()) => self.settle_head(transaction, lane, &event, APPLIED, now).map_err(failed)?,
+        let applied = catch_unwind(AssertUnwindSafe(|| self.handler.apply(&transaction, &event, &place)));
+        let settled = match applied.unwrap_or_else(|_| Err(PANICKED.into())) {
+            Ok(()) => self.settle_head(transaction, lane, &event, APPLIED, now).map_err(HandlerError::from),
             Err(problem) => {
-                // What the handler did goes, also if the event is set aside.
-                transaction.rollback().map_err(failed)?;
-                return self.settle_failure(&mut connection, lane, (&head, &event), &problem, now).map_err(failed);
+                // What the handler did goes, also if the event is set aside. SQLite may have done so already.
+                let _ = transaction.rollback();
+                Err(problem)
             }
+        };
+        if let Err(problem) = settled {
+            return self.settle_failure(&mut connection, lane, (&head, &event), &problem, now).map_err(failed);
         }
         self.common.count_applied(&place, waited(&head, now) + started.elapsed());
         Ok(HeadOutcome::Passed)
+    }
+
+    /// Whether something can be written at all.
+    fn check_database(&self) -> rusqlite::Result<()> {
+        self.connection().transaction_with_behavior(TransactionBehavior::Immediate)?.rollback()
     }
 
     fn settle_head(
@@ -271,12 +300,26 @@ impl<H: SqliteHandler> Inner<H> {
         transaction.prepare_cached(update)?.execute(params![key.0, key.1, key.2, due]).map(drop)
     }
 
-    fn due_lane(&self, now: i64) -> rusqlite::Result<Option<LaneName>> {
+    fn due_lanes(&self, now: i64) -> rusqlite::Result<Vec<LaneName>> {
         let due = "SELECT tenant, lane FROM posthaste_inbox_lane
-             WHERE inbox = ?1 AND due_at <= ?2 ORDER BY due_at LIMIT 1";
+             WHERE inbox = ?1 AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
         let connection = self.connection();
-        let key = params![self.common.settings.name, now];
-        connection.query_row(due, key, |row| Ok(LaneName { tenant: row.get(0)?, key: row.get(1)? })).optional()
+        let mut due = connection.prepare_cached(due)?;
+        let key = params![self.common.settings.name, now, LANES_PER_PAGE];
+        due.query_map(key, |row| Ok(LaneName { tenant: row.get(0)?, key: row.get(1)? }))?.collect()
+    }
+
+    fn waiting(&self, now: i64) -> rusqlite::Result<WaitingEvents> {
+        let waiting = "SELECT count(*), min(at) FROM posthaste_inbox_event WHERE inbox = ?1 AND state = 0";
+        self.connection().query_row(waiting, [&self.common.settings.name], |row| {
+            Ok(WaitingEvents::since(unsigned(row.get(0)?), row.get(1)?, now))
+        })
+    }
+
+    fn release(&self, tenant: &str, id: &str) -> rusqlite::Result<bool> {
+        let released = "DELETE FROM posthaste_inbox_event WHERE inbox = ?1 AND tenant = ?2 AND id = ?3 AND state = 2";
+        let key = params![self.common.settings.name, tenant, id];
+        Ok(self.connection().execute(released, key)? > 0)
     }
 
     fn forget(&self, now: i64) -> rusqlite::Result<u64> {
@@ -341,6 +384,16 @@ impl<H: SqliteHandler> Inbox for SqliteInbox<H> {
     fn forget(&self, now: SystemTime) -> BoxFuture<'_, Result<u64, InboxError>> {
         let inner = self.inner.clone();
         Box::pin(in_thread(move || inner.forget(millis(now)).map_err(failed)))
+    }
+
+    fn waiting(&self, now: SystemTime) -> BoxFuture<'_, Result<WaitingEvents, InboxError>> {
+        let inner = self.inner.clone();
+        Box::pin(in_thread(move || inner.waiting(millis(now)).map_err(failed)))
+    }
+
+    fn release<'a>(&'a self, tenant: &'a str, id: &'a str) -> BoxFuture<'a, Result<bool, InboxError>> {
+        let (inner, tenant, id) = (self.inner.clone(), tenant.to_owned(), id.to_owned());
+        Box::pin(in_thread(move || inner.release(&tenant, &id).map_err(failed)))
     }
 
     fn counters(&self) -> &Counters {

@@ -136,14 +136,22 @@ pub enum VerifyError {
     },
     /// No signature fits: signed with another secret, or changed on its way.
     #[error(
-        "no signature in {header} fits the body and any of the {secrets} secrets at hand: the secret is another one, or the body is not byte for byte what was sent"
+        "no signature in {header} fits {}: the sender has another one, or {signed} is not byte for byte what was signed",
+        tried(*.secrets)
     )]
     NoMatch {
         /// Name of the header.
         header: &'static str,
+        /// What is signed, in words.
+        signed: &'static str,
         /// Number of secrets that were tried.
         secrets: usize,
     },
+}
+
+/// Returns what no signature fits, in words.
+fn tried(secrets: usize) -> &'static str {
+    if secrets == 1 { "the secret" } else { "any of the secrets" }
 }
 
 impl Verifier {
@@ -183,7 +191,7 @@ impl Verifier {
             return Err(VerifyError::NoSignature { header: claim.header, kind });
         }
         let fits = |key: &Key| key.fits(&claim, body);
-        let no_match = VerifyError::NoMatch { header: claim.header, secrets: self.keys.len() };
+        let no_match = VerifyError::NoMatch { header: claim.header, signed: claim.signed, secrets: self.keys.len() };
         let secret = self.keys.iter().position(fits).ok_or(no_match)?;
         let signed_at = claim.signed_at.map(|(_, at)| at_millis(at.saturating_mul(1_000)));
         Ok(Verified { secret, signed_at, signed_id: claim.signed_id })

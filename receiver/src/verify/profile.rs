@@ -39,6 +39,8 @@ pub(crate) struct Claim<'a> {
     pub signed_at: Option<(&'static str, i64)>,
     /// Id that is signed.
     pub signed_id: Option<&'a str>,
+    /// What is signed, in words.
+    pub signed: &'static str,
     /// Text that is signed before the body.
     pub prefix: String,
     /// Signatures, in the order of the header.
@@ -90,8 +92,13 @@ impl Profile {
     /// Reads what the headers of a request claim.
     pub(crate) fn read_claim(self, headers: &HeaderMap) -> Result<Claim<'_>, VerifyError> {
         match self {
-            Self::Standard => tokens(headers, "webhook-id", "webhook-timestamp", "webhook-signature"),
-            Self::Svix => tokens(headers, "svix-id", "svix-timestamp", "svix-signature"),
+            Self::Standard => {
+                let signed = "webhook-id, webhook-timestamp or the body";
+                tokens(headers, "webhook-id", "webhook-timestamp", "webhook-signature", signed)
+            }
+            Self::Svix => {
+                tokens(headers, "svix-id", "svix-timestamp", "svix-signature", "svix-id, svix-timestamp or the body")
+            }
             Self::Stripe => {
                 timed(headers, "stripe-signature", Fields { scheme: None, time: "t", signature: "v1" }, "t=…,v1=…")
             }
@@ -140,6 +147,7 @@ fn tokens<'a>(
     id: &'static str,
     timestamp: &'static str,
     signature: &'static str,
+    signed: &'static str,
 ) -> Result<Claim<'a>, VerifyError> {
     let signed_id = header(headers, id)?;
     let seconds = header(headers, timestamp)?;
@@ -157,6 +165,7 @@ fn tokens<'a>(
         header: signature,
         signed_at: Some((timestamp, signed_at)),
         signed_id: Some(signed_id),
+        signed,
         prefix: format!("{signed_id}.{seconds}."),
         signatures: header(headers, signature)?.split(' ').filter_map(token).take(SIGNATURES_MAX).collect(),
     })
@@ -193,7 +202,8 @@ fn timed<'a>(
     }
     let time = time.ok_or_else(unreadable)?;
     let signed_at = Some((name, whole_seconds(name, time)?));
-    Ok(Claim { header: name, signed_at, signed_id: None, prefix: format!("{time}."), signatures })
+    let signed = "the time in that header or the body";
+    Ok(Claim { header: name, signed_at, signed_id: None, signed, prefix: format!("{time}."), signatures })
 }
 
 /// Reads a header with the one signature over the body.
@@ -201,5 +211,6 @@ fn over_body<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Claim<'a>
     let unreadable = VerifyError::UnreadableHeader { header: name, expected: "sha256=… in hex" };
     let signature = header(headers, name)?.strip_prefix("sha256=").and_then(|text| hex::decode(text).ok());
     let signatures = vec![ClaimedSignature::Hmac(signature.ok_or(unreadable)?)];
-    Ok(Claim { header: name, signed_at: None, signed_id: None, prefix: String::new(), signatures })
+    let prefix = String::new();
+    Ok(Claim { header: name, signed_at: None, signed_id: None, signed: "the body", prefix, signatures })
 }

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Full};
 use posthaste_receiver::{
     Answer, Event, Handler, HandlerError, InboxSettings, MemoryInbox, Place, Receiver, RequestReader, VerifyLayer,
 };
+use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
 
 use crate::example::service;
@@ -108,6 +109,32 @@ async fn the_layer_lets_only_verified_requests_through_with_their_event() {
     assert_eq!(*seen.lock().unwrap(), [("a".to_owned(), Bytes::from(body))]);
 }
 
+#[tokio::test]
+async fn the_layer_lets_no_more_through_at_once_than_it_may() {
+    let (is_held, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (held, wait) = (is_held.clone(), go_on.clone());
+    let inner = tower::service_fn(move |_: Request<Full<Bytes>>| {
+        let (held, wait) = (held.clone(), wait.clone());
+        async move {
+            held.notify_one();
+            wait.notified().await;
+            Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from("done")))
+        }
+    });
+    let reader = reader().in_flight_max(1);
+    let service = VerifyLayer::new(reader.clone()).layer(inner);
+    let call = |id: &str| service.clone().oneshot(request(id, &envelope(id, None, "1")));
+    let first = tokio::spawn(call("a"));
+    is_held.notified().await;
+    let second = call("b").await.unwrap();
+    assert_eq!((second.status().as_u16(), second.headers()["retry-after"].to_str().unwrap()), (429, "2"));
+    go_on.notify_one();
+    assert_eq!(first.await.unwrap().unwrap().status(), StatusCode::OK);
+    go_on.notify_one();
+    assert_eq!(call("b").await.unwrap().status(), StatusCode::OK, "the place is given back");
+    assert_eq!(reader.refused().overloaded(), 1);
+}
+
 #[derive(Clone)]
 struct App {
     reader: RequestReader,
@@ -132,6 +159,16 @@ async fn the_extractor_hands_a_verified_event_to_an_axum_handler() {
         let mut request = request("a", &body).map(axum::body::Body::new);
         *request.headers_mut() = standard(secret, "a", seconds_now(), &body);
         assert_eq!(router.clone().oneshot(request).await.unwrap().status().as_u16(), status);
+    }
+    // Too many are told so, whether they are read or being applied.
+    let none_read = App { reader: reader().in_flight_max(0), receiver: receiver(reader()) };
+    let none_applied = App { reader: reader(), receiver: receiver(reader()).in_flight_max(0) };
+    for app in [none_read, none_applied] {
+        let router: Router = Router::new().route("/hook", post(hook)).with_state(app.clone());
+        let response =
+            router.oneshot(request("b", &envelope("b", None, "1")).map(axum::body::Body::new)).await.unwrap();
+        assert_eq!((response.status().as_u16(), response.headers()["retry-after"].to_str().unwrap()), (429, "2"));
+        assert_eq!(app.reader.refused().overloaded() + app.receiver.counters().overloaded, 1);
     }
 }
 

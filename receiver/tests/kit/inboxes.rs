@@ -1,7 +1,7 @@
 //! The three inboxes with a handler whose effects can be read and whose
 //! failures can be chosen.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,10 +28,12 @@ pub enum Outcome {
     Fail,
     Refuse,
     Panic,
+    /// It returns `Ok`, and its transaction cannot be committed; in memory it fails.
+    Uncommittable,
     /// It waits, not in SQLite, until the test lets it go on, and then applies.
     Hold,
-    /// The machine stops before the commit; only SQLite's files show what that
-    /// leaves behind. Elsewhere the handler fails.
+    /// The machine stops before the commit. SQLite's files show what that leaves
+    /// behind, and PostgreSQL ends the session; in memory the handler fails.
     Crash,
 }
 
@@ -41,6 +43,8 @@ pub struct Script {
     outcomes: Arc<Mutex<VecDeque<Outcome>>>,
     /// Effects of the inbox in memory.
     effects: Arc<Mutex<Vec<Effect>>>,
+    /// Ids of the events that it has refused, stored or not.
+    refused: Arc<Mutex<BTreeSet<String>>>,
     /// Where SQLite's files are copied to in a crash.
     crash: Arc<Mutex<Option<(PathBuf, PathBuf)>>>,
     pub is_held: Arc<Notify>,
@@ -63,12 +67,20 @@ impl Script {
         self.outcomes.lock().unwrap().clear();
     }
 
-    fn next(&self) -> Outcome {
-        self.outcomes.lock().unwrap().pop_front().unwrap_or(Outcome::Apply)
+    /// Returns the ids of the events that it has refused.
+    pub fn refused(&self) -> BTreeSet<String> {
+        self.refused.lock().unwrap().clone()
     }
 
-    async fn end(&self) -> Result<(), HandlerError> {
-        let outcome = self.next();
+    fn next(&self, event: &Event) -> Outcome {
+        let outcome = self.outcomes.lock().unwrap().pop_front().unwrap_or(Outcome::Apply);
+        if outcome == Outcome::Refuse {
+            self.refused.lock().unwrap().insert(event.id.clone());
+        }
+        outcome
+    }
+
+    async fn end(&self, outcome: Outcome) -> Result<(), HandlerError> {
         if outcome == Outcome::Hold {
             self.is_held.notify_one();
             self.go_on.notified().await;
@@ -78,10 +90,11 @@ impl Script {
 
     fn end_with(&self, outcome: Outcome) -> Result<(), HandlerError> {
         match outcome {
-            Outcome::Apply | Outcome::Hold => Ok(()),
+            Outcome::Apply | Outcome::Hold | Outcome::Uncommittable => Ok(()),
             Outcome::Fail => Err("it fails".into()),
             Outcome::Refuse => Err(HandlerError::Refuse("it is refused".into())),
-            Outcome::Panic => panic!("it panics, as the test wants"),
+            // A panic that prints nothing: there are hundreds of them.
+            Outcome::Panic => std::panic::resume_unwind(Box::new("it panics, as the test wants")),
             Outcome::Crash => {
                 if let Some((from, to)) = &*self.crash.lock().unwrap() {
                     copy_database(from, to);
@@ -119,7 +132,11 @@ impl Handler for Script {
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
-        self.end().await?;
+        let outcome = self.next(event);
+        if outcome == Outcome::Uncommittable {
+            return Err("there is no transaction".into());
+        }
+        self.end(outcome).await?;
         // There is no transaction, so the effect comes last.
         self.effects.lock().unwrap().push(Effect { id: event.id.clone(), place: shown(place) });
         Ok(())
@@ -129,7 +146,12 @@ impl Handler for Script {
 impl SqliteHandler for Script {
     fn apply(&self, transaction: &rusqlite::Transaction<'_>, event: &Event, place: &Place) -> Result<(), HandlerError> {
         transaction.execute("INSERT INTO effect (id, place) VALUES (?1, ?2)", [&event.id, &shown(place)])?;
-        self.end_with(self.next())
+        let outcome = self.next(event);
+        if outcome == Outcome::Uncommittable {
+            // The reference is checked when the transaction is committed.
+            transaction.execute("INSERT INTO debt (effect) VALUES (-1)", [])?;
+        }
+        self.end_with(outcome)
     }
 }
 
@@ -148,7 +170,15 @@ impl PostgresHandler for PostgresScript {
     ) -> Result<(), HandlerError> {
         let insert = "INSERT INTO effect (test, id, place) VALUES ($1, $2, $3)";
         transaction.execute(insert, &[&self.name, &event.id, &shown(place)]).await?;
-        self.script.end().await
+        let outcome = self.script.next(event);
+        if outcome == Outcome::Uncommittable {
+            // A handler that takes an error of SQL for a success.
+            let _ = transaction.batch_execute("SELECT 1 / 0").await;
+        }
+        if outcome == Outcome::Crash {
+            transaction.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
+        }
+        self.script.end(outcome).await
     }
 }
 
@@ -251,6 +281,25 @@ impl TestInbox {
         }
     }
 
+    /// Spoils a stored event so that it can never be read; returns whether there
+    /// is a database in which it could be.
+    pub async fn spoil(&self, id: &str) -> bool {
+        match &self.place {
+            Storage::Memory => return false,
+            Storage::Sqlite { file, .. } => {
+                let connection = rusqlite::Connection::open(file).unwrap();
+                let spoilt = "UPDATE posthaste_inbox_event SET head = '{' WHERE id = ?1";
+                assert_eq!(connection.execute(spoilt, [id]).unwrap(), 1);
+            }
+            Storage::Postgres { pool } => {
+                let spoilt = "UPDATE posthaste_inbox_event SET head = '{' WHERE inbox = $1 AND id = $2";
+                let changed = pool.get().await.unwrap().execute(spoilt, &[&self.settings.name, &id]).await.unwrap();
+                assert_eq!(changed, 1);
+            }
+        }
+        true
+    }
+
     /// Effects as `id place`.
     pub async fn shown_effects(&self) -> Vec<String> {
         self.effects().await.into_iter().map(|effect| format!("{} {}", effect.id, effect.place)).collect()
@@ -263,8 +312,10 @@ fn open_sqlite(file: &Path, script: &Script, settings: &InboxSettings) -> Arc<dy
     // A copy is only whole while nothing moves from the log into the file.
     connection.pragma_update(None, "wal_autocheckpoint", 0).unwrap();
     connection.pragma_update(None, "synchronous", "off").unwrap();
-    let table = "CREATE TABLE IF NOT EXISTS effect (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT, place TEXT)";
-    connection.execute_batch(table).unwrap();
+    connection.pragma_update(None, "foreign_keys", true).unwrap();
+    let tables = "CREATE TABLE IF NOT EXISTS effect (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT, place TEXT);
+        CREATE TABLE IF NOT EXISTS debt (effect INTEGER REFERENCES effect DEFERRABLE INITIALLY DEFERRED)";
+    connection.execute_batch(tables).unwrap();
     Arc::new(SqliteInbox::open(connection, script.clone(), settings.clone()).unwrap())
 }
 

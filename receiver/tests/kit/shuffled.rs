@@ -1,8 +1,10 @@
 //! Deliveries that are shuffled, repeated, dropped, abandoned and answered in
-//! vain, with handlers that fail and machines that stop: each event has one
-//! effect, in order per key.
+//! vain, with handlers that fail, panic and refuse, transactions that cannot be
+//! committed and machines that stop, for requests and for what was stored: each
+//! event has one effect, in order per key, unless it was refused.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -19,11 +21,20 @@ struct Request {
     event: usize,
     /// Time that passes before it.
     pause_ms: u32,
-    is_round_before: bool,
+    /// What happens before it to the stored events that are due.
+    round: Option<StoredRound>,
     outcome: Outcome,
     /// The answer does not come back, so the event is sent again.
     is_answer_lost: bool,
     /// The request is abandoned after so many steps.
+    abandoned_after: Option<u8>,
+}
+
+/// A round over the stored events, and how it ends.
+#[derive(Debug, Clone)]
+struct StoredRound {
+    outcome: Outcome,
+    /// The process ends after so many steps.
     abandoned_after: Option<u8>,
 }
 
@@ -55,13 +66,24 @@ fn story(can_time_pass: bool) -> impl Strategy<Value = Story> {
 fn request(event: usize, can_time_pass: bool) -> impl Strategy<Value = Request> {
     let pause_ms =
         if can_time_pass { prop_oneof![Just(0), 0..5_000_u32, 20_000..40_000_u32].boxed() } else { Just(0).boxed() };
-    let outcome = prop_oneof![6 => Just(Outcome::Apply), 2 => Just(Outcome::Fail), 1 => Just(Outcome::Crash)];
-    let abandoned = prop_oneof![3 => Just(None), 1 => (0_u8..12).prop_map(Some)];
-    (pause_ms, any::<bool>(), outcome, proptest::bool::weighted(0.2), abandoned).prop_map(
-        move |(pause_ms, is_round_before, outcome, is_answer_lost, abandoned_after)| Request {
+    let outcome = || {
+        prop_oneof![
+            8 => Just(Outcome::Apply),
+            2 => Just(Outcome::Fail),
+            1 => Just(Outcome::Panic),
+            1 => Just(Outcome::Uncommittable),
+            1 => Just(Outcome::Refuse),
+            1 => Just(Outcome::Crash)
+        ]
+    };
+    let abandoned = || prop_oneof![3 => Just(None), 1 => (0_u8..12).prop_map(Some)];
+    let round =
+        (outcome(), abandoned()).prop_map(|(outcome, abandoned_after)| StoredRound { outcome, abandoned_after });
+    (pause_ms, proptest::option::of(round), outcome(), proptest::bool::weighted(0.2), abandoned()).prop_map(
+        move |(pause_ms, round, outcome, is_answer_lost, abandoned_after)| Request {
             event,
             pause_ms,
-            is_round_before,
+            round,
             outcome,
             is_answer_lost,
             abandoned_after,
@@ -69,14 +91,17 @@ fn request(event: usize, can_time_pass: bool) -> impl Strategy<Value = Request> 
     )
 }
 
-/// Polls a future so many times, then drops it.
-async fn abandon<T>(mut future: BoxFuture<'_, T>, mut polls: u8) -> Option<T> {
+/// Polls a future so many times, then drops it; also when it panics, as the task of
+/// a request does.
+async fn abandon<T>(mut future: BoxFuture<'_, T>, polls: Option<u8>) -> Option<T> {
+    let mut left = polls;
     std::future::poll_fn(|context| {
-        if polls == 0 {
+        if left == Some(0) {
             return Poll::Ready(None);
         }
-        polls -= 1;
-        future.as_mut().poll(context).map(Some)
+        left = left.map(|left| left - 1);
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)));
+        polled.map_or(Poll::Ready(None), |polled| polled.map(Some))
     })
     .await
 }
@@ -87,6 +112,7 @@ struct Run {
     now: SystemTime,
     /// Events that the sender knows to have arrived.
     acknowledged: BTreeSet<usize>,
+    has_crashed: bool,
 }
 
 impl Run {
@@ -95,22 +121,51 @@ impl Run {
         event(&format!("e{n}"), lane.as_ref().map(|(key, seq)| (key.as_str(), *seq)))
     }
 
-    async fn send(&mut self, request: &Request, is_sqlite: bool) {
-        self.now += Duration::from_millis(request.pause_ms.into());
-        if request.is_round_before {
-            self.test.inbox.apply_due(self.now).await.unwrap();
-        }
+    /// Lets the handler do this with the next event.
+    fn prepare(&mut self, outcome: Outcome) {
         self.test.script.clear();
-        self.test.script.push(request.outcome);
-        if request.outcome == Outcome::Crash {
+        self.test.script.push(outcome);
+        if outcome == Outcome::Crash {
             self.test.prepare_crash();
         }
+    }
+
+    async fn run_round(&mut self, round: &StoredRound, is_sqlite: bool) {
+        self.prepare(round.outcome);
+        let applying = self.test.inbox.apply_due(self.now);
+        match round.abandoned_after {
+            Some(_) if !is_sqlite => drop(abandon(applying, round.abandoned_after).await),
+            Some(_) | None => {
+                let result = applying.await;
+                assert!(result.is_ok() || self.has_crashed, "{result:?}");
+            }
+        }
+        self.test.restart_after_crash();
+    }
+
+    /// Applies what is due; returns when the next is. A session that has ended with a
+    /// crash is told once more to whoever gets it.
+    async fn apply_due(&self) -> Option<SystemTime> {
+        for _ in 0..100 {
+            match self.test.inbox.apply_due(self.now).await {
+                Ok(round) => return round.next_at,
+                Err(problem) => assert!(self.has_crashed, "{problem}"),
+            }
+        }
+        panic!("the database does not come back");
+    }
+
+    async fn send(&mut self, request: &Request, is_sqlite: bool) {
+        self.now += Duration::from_millis(request.pause_ms.into());
+        if let Some(round) = &request.round {
+            self.has_crashed |= round.outcome == Outcome::Crash;
+            self.run_round(round, is_sqlite).await;
+        }
+        self.has_crashed |= request.outcome == Outcome::Crash;
+        self.prepare(request.outcome);
         let receiving = self.test.inbox.receive(self.event(request.event), self.now);
-        let result = match request.abandoned_after {
-            // A thread that has begun goes on to its end.
-            Some(polls) if !is_sqlite => abandon(receiving, polls).await,
-            Some(_) | None => Some(receiving.await),
-        };
+        // A thread that has begun goes on to its end.
+        let result = abandon(receiving, request.abandoned_after.filter(|_| !is_sqlite)).await;
         let is_acknowledged = matches!(result, Some(Ok(_))) && !request.is_answer_lost;
         if is_acknowledged {
             self.acknowledged.insert(request.event);
@@ -135,7 +190,7 @@ impl Run {
             }
         }
         let mut rounds = 0;
-        while let Some(next_at) = self.test.inbox.apply_due(self.now).await.unwrap().next_at {
+        while let Some(next_at) = self.apply_due().await {
             self.now = self.now.max(next_at);
             rounds += 1;
             assert!(rounds < 10_000, "something waits for ever");
@@ -143,9 +198,23 @@ impl Run {
     }
 }
 
-/// What must be true of the effects of any story.
-fn check(story: &Story, effects: &[Effect]) {
+/// Returns the place that the lane had reached before an effect.
+fn place_before(effect: &Effect, seq: u64) -> u64 {
+    let first = |range: &str| range.split('-').next().unwrap().parse::<u64>().unwrap();
+    match effect.place.split_once(' ') {
+        Some(("late", applied)) => first(applied),
+        Some(("after", missing)) => first(missing) - 1,
+        None | Some(_) => seq - 1,
+    }
+}
+
+/// What must be true of the effects of any story. Events that were refused while they
+/// were stored have none, and their lane goes on behind them.
+fn check(story: &Story, effects: &[Effect], refused: &BTreeSet<usize>) {
     let number = |effect: &Effect| effect.id[1..].parse::<usize>().unwrap();
+    let with_effect: BTreeSet<usize> = effects.iter().map(number).collect();
+    let given_up: BTreeSet<usize> = refused.difference(&with_effect).copied().collect();
+    let is_given_up = |lane: usize, seq: u64| given_up.iter().any(|n| story.events[*n] == Some((lane, seq)));
     let mut applied: BTreeSet<usize> = BTreeSet::new();
     let mut highest: BTreeMap<usize, u64> = BTreeMap::new();
     for effect in effects {
@@ -154,7 +223,11 @@ fn check(story: &Story, effects: &[Effect]) {
             assert_eq!(effect.place, "unordered");
             continue;
         };
-        let before = highest.get(&lane).copied().unwrap_or(0);
+        let mut before = highest.get(&lane).copied().unwrap_or(0);
+        let told = place_before(effect, seq);
+        if told > before && is_given_up(lane, told) {
+            before = told;
+        }
         let expected = if seq <= before {
             format!("late {before}")
         } else if seq == before + 1 {
@@ -166,21 +239,25 @@ fn check(story: &Story, effects: &[Effect]) {
         highest.insert(lane, before.max(seq));
     }
     let sent: BTreeSet<usize> = story.requests.iter().map(|request| request.event).collect();
+    assert!(given_up.iter().all(|n| story.events[*n].is_some()), "only stored events are given up: {given_up:?}");
+    applied.extend(given_up);
     assert_eq!(applied, sent, "every event that was sent has an effect");
 }
 
-fn run(kind: Kind, cases: u32, can_time_pass: bool, check: impl Fn(&Story, &[Effect])) {
+fn run(kind: Kind, cases: u32, can_time_pass: bool, check: impl Fn(&Story, &[Effect], &BTreeSet<usize>)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&story(can_time_pass), |story| {
         runtime.block_on(async {
             let test = TestInbox::open(kind).await;
-            let mut run = Run { test, story: story.clone(), now: at(1_700_000_000), acknowledged: BTreeSet::new() };
+            let (now, acknowledged) = (at(1_700_000_000), BTreeSet::new());
+            let mut run = Run { test, story: story.clone(), now, acknowledged, has_crashed: false };
             for request in story.requests.clone() {
                 run.send(&request, kind == Kind::Sqlite).await;
             }
             run.finish().await;
-            check(&story, &run.test.effects().await);
+            let refused = run.test.script.refused().iter().map(|id| id[1..].parse().unwrap()).collect();
+            check(&story, &run.test.effects().await, &refused);
         });
         Ok(())
     });
@@ -188,8 +265,8 @@ fn run(kind: Kind, cases: u32, can_time_pass: bool, check: impl Fn(&Story, &[Eff
 }
 
 /// Without a timeout nothing is late, and gaps are only what was never sent.
-fn check_in_order(story: &Story, effects: &[Effect]) {
-    check(story, effects);
+fn check_in_order(story: &Story, effects: &[Effect], refused: &BTreeSet<usize>) {
+    check(story, effects, refused);
     assert!(effects.iter().all(|effect| !effect.place.starts_with("late")), "{effects:?}");
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use posthaste_receiver::{HandlerError, InboxError, InboxSettings, Lanes, Place, Received};
+use posthaste_receiver::{HandlerError, InboxError, InboxSettings, Lanes, Place, Received, WaitingEvents};
 use tokio::time::timeout;
 
 use crate::inboxes::{GAP_TIMEOUT, KINDS, Kind, Outcome, TestInbox, event};
@@ -124,6 +124,90 @@ async fn a_stored_event_that_fails_holds_its_lane_and_is_tried_again() {
         assert_eq!(test.shown_effects().await, ["a next", "c next", "d next"], "{kind:?}: b was refused for good");
         let repeat = test.inbox.receive(event("b", Some(("k", 2))), again_at).await.unwrap();
         assert_eq!(repeat, Received::Duplicate, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_event_that_was_released_is_applied_when_it_is_replayed() {
+    for kind in KINDS {
+        let test = TestInbox::open(kind).await;
+        for (id, seq) in [("d", 4), ("b", 2), ("a", 1)] {
+            test.inbox.receive(event(id, Some(("k", seq))), start()).await.unwrap();
+        }
+        test.script.push(Outcome::Refuse);
+        assert_eq!(test.inbox.apply_due(start()).await.unwrap().applied, 1, "{kind:?}");
+        for (tenant, id) in [("t", "a"), ("t", "d"), ("t", "nobody"), ("other", "b")] {
+            assert!(!test.inbox.release(tenant, id).await.unwrap(), "{kind:?}: {tenant} {id} was not refused");
+        }
+        assert!(test.inbox.release("t", "b").await.unwrap(), "{kind:?}");
+        assert!(!test.inbox.release("t", "b").await.unwrap(), "{kind:?}: it is gone");
+        let replayed = test.inbox.receive(event("b", Some(("k", 2))), start()).await.unwrap();
+        assert_eq!(replayed, Received::Applied(Place::Late { applied: 2 }), "{kind:?}");
+        assert_eq!(test.shown_effects().await, ["a next", "b late 2"], "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_inbox_says_how_many_events_wait_and_for_how_long() {
+    for kind in KINDS {
+        let test = TestInbox::open(kind).await;
+        assert_eq!(test.inbox.waiting(start()).await.unwrap(), WaitingEvents::default(), "{kind:?}");
+        for (id, place, later) in [("c", ("k", 3), 0), ("b", ("k", 2), 1), ("y", ("other", 2), 2)] {
+            test.inbox.receive(event(id, Some(place)), start() + Duration::from_secs(later)).await.unwrap();
+        }
+        let waiting = test.inbox.waiting(start() + MINUTE).await.unwrap();
+        assert_eq!(waiting, WaitingEvents { count: 3, oldest: Some(MINUTE) }, "{kind:?}");
+        test.inbox.receive(event("a", Some(("k", 1))), start()).await.unwrap();
+        test.inbox.apply_due(start() + Duration::from_secs(3)).await.unwrap();
+        let waiting = test.inbox.waiting(start() + MINUTE).await.unwrap();
+        assert_eq!(waiting, WaitingEvents { count: 1, oldest: Some(Duration::from_secs(58)) }, "{kind:?}");
+    }
+}
+
+/// Stores `b` of the lane `bad`, which is due first, and `y` of the lane `good`,
+/// and applies the events before them.
+async fn store_two_lanes(test: &TestInbox) {
+    for (id, lane, later) in [("b", "bad", 0), ("y", "good", 1)] {
+        let at = start() + Duration::from_secs(later);
+        assert_eq!(test.inbox.receive(event(id, Some((lane, 2))), at).await.unwrap(), Received::Stored);
+    }
+    for (id, lane) in [("a", "bad"), ("x", "good")] {
+        test.inbox.receive(event(id, Some((lane, 1))), start()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_stored_event_that_panics_or_cannot_be_committed_holds_no_other_lane() {
+    for (kind, outcome) in KINDS.into_iter().flat_map(|kind| [(kind, Outcome::Panic), (kind, Outcome::Uncommittable)]) {
+        let test = TestInbox::open(kind).await;
+        store_two_lanes(&test).await;
+        let now = start() + Duration::from_secs(1);
+        test.script.push(outcome);
+        let round = test.inbox.apply_due(now).await.unwrap();
+        let again_at = now + Duration::from_secs(1);
+        assert_eq!((round.applied, round.failed, round.next_at), (1, 1, Some(again_at)), "{kind:?} {outcome:?}");
+        assert_eq!(test.inbox.apply_due(again_at).await.unwrap().applied, 1, "{kind:?} {outcome:?}");
+        let mut effects = test.shown_effects().await;
+        // In memory the lanes have no order among them.
+        if kind == Kind::Memory {
+            effects[2..].sort_by(|one, other| other.cmp(one));
+        }
+        assert_eq!(effects, ["a next", "x next", "y next", "b next"], "{kind:?} {outcome:?}");
+        assert_eq!(test.inbox.counters().read().handler_failures, 1, "{kind:?} {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lane_whose_database_fails_is_reported_after_the_others_had_their_turn() {
+    for kind in KINDS {
+        let test = TestInbox::open(kind).await;
+        store_two_lanes(&test).await;
+        if !test.spoil("b").await {
+            continue;
+        }
+        let round = test.inbox.apply_due(start() + MINUTE).await;
+        assert!(matches!(round, Err(InboxError::Store(_))), "{kind:?}: {round:?}");
+        assert_eq!(test.shown_effects().await, ["a next", "x next", "y next"], "{kind:?}");
     }
 }
 

@@ -63,7 +63,11 @@ fn a_public_key_verifies_what_its_private_key_signed() {
     assert_eq!(verify(&[&public], &headers, BODY), Ok(0));
     assert_eq!(verify(&[SECRET], &headers, BODY), Ok(0));
     assert_eq!(verify(&[OTHER_SECRET, &public], &headers, BODY), Ok(1));
-    let no_match = VerifyError::NoMatch { header: "webhook-signature", secrets: 1 };
+    let no_match = VerifyError::NoMatch {
+        header: "webhook-signature",
+        signed: "webhook-id, webhook-timestamp or the body",
+        secrets: 1,
+    };
     assert_eq!(verify(&[&public], &headers, "{}"), Err(no_match.clone()));
     let another = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
     let another = format!("whpk_{}", STANDARD.encode(another.public_key()));

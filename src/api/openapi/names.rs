@@ -8,6 +8,7 @@ const SCHEMAS: &str = "#/components/schemas/";
 /// Names that say more than the type's own without `View`.
 const CHOSEN: &[(&str, &str)] = &[
     ("AuditView", "AuditEntry"),
+    ("ChangeNote", "Note"),
     ("FoundView", "FoundResource"),
     ("MatchView", "EndpointMatch"),
     ("ReadyView", "Readiness"),
@@ -16,7 +17,7 @@ const CHOSEN: &[(&str, &str)] = &[
 ];
 
 /// Renames the schemas and every reference to them.
-pub fn finish(document: &mut Value) {
+pub fn rename_schemas(document: &mut Value) {
     let schemas = std::mem::take(&mut document["components"]["schemas"]);
     let Value::Object(schemas) = schemas else { return };
     let mut renamed = Map::new();

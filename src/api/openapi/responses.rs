@@ -17,7 +17,7 @@ const OF_BODIES: &[ProblemCode] = &[
 ];
 
 /// Returns the headers that responses have in common.
-pub fn headers() -> Value {
+pub fn common_headers() -> Value {
     let header = |kind: &str, description: &str| json!({"description": description, "schema": {"type": kind}});
     json!({
         "RequestId": header("string", "Names this request in the gateway's log."),
@@ -29,7 +29,7 @@ pub fn headers() -> Value {
 }
 
 /// Returns the shared responses, one for each status that a problem can have.
-pub fn problems() -> Value {
+pub fn problem_responses() -> Value {
     let mut described: BTreeMap<&str, Value> = BTreeMap::new();
     for code in ProblemCode::ALL.iter().filter(|code| **code != ProblemCode::MethodNotAllowed) {
         let content = json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}});
@@ -67,7 +67,7 @@ fn response_name(code: ProblemCode) -> &'static str {
 
 /// Completes the responses of an operation: its codes become references to the
 /// shared responses, and codes that cannot occur are left out.
-pub fn finish(path: &str, method: &str, operation: &mut Value) {
+pub fn complete_operation(path: &str, method: &str, operation: &mut Value) {
     let has_body = operation.get("requestBody").is_some();
     let takes_cursor = operation["parameters"].as_array().into_iter().flatten().any(|one| one["name"] == "cursor");
     let right = &operation["security"][0]["token"][0];

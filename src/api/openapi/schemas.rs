@@ -13,7 +13,7 @@ const SHARED: &[&str] = &["EndpointSettings", "TenantSettings"];
 pub const PATCHES: &[(&str, &str)] = &[("EndpointSettings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
 
 /// Completes the schemas.
-pub fn finish(schemas: &mut Value) {
+pub fn complete_schemas(schemas: &mut Value) {
     for (name, schema) in schemas.as_object_mut().into_iter().flatten() {
         if let Some(item) = name.strip_prefix("Page_") {
             schema["properties"]["data"]["items"] = json!({"$ref": format!("#/components/schemas/{item}")});

@@ -2,6 +2,7 @@
 //! soon.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +14,17 @@ use crate::config::{OptionalMailServer, Settings};
 use crate::lifecycle::deliver::tls::certificate_end;
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::target::{Host, Target};
-use crate::model::answer::FailureKind;
+use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::endpoint::{Endpoint, ListensTo};
 use crate::model::finding::DoctorFinding;
-use crate::model::id::TenantId;
+use crate::model::id::{EndpointId, TenantId};
 use crate::model::token::Token;
 
 /// Most names that are looked up.
 const NAMES_MAX: usize = 20;
+/// Name that nobody can have, as `test` is kept for such uses: that it is not found is an
+/// answer, too.
+const NO_NAME: &str = "doctor.posthaste.test";
 /// Longest wait for a name.
 const NAME_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -41,9 +45,10 @@ pub async fn of_catalog(
 ) -> Vec<DoctorFinding> {
     let endpoints: Vec<&Endpoint> =
         facts.endpoints.iter().map(Arc::as_ref).filter(|endpoint| !endpoint.is_self_test()).collect();
+    let found = look_up(&endpoints, egress).await;
     vec![
-        egress_rules(&endpoints, egress),
-        names(&endpoints, egress).await,
+        egress_rules(&endpoints, egress, &found),
+        names(&found),
         certificates(&endpoints, now),
         secrets(&endpoints, now),
         tokens(&facts.tokens, now),
@@ -51,11 +56,61 @@ pub async fn of_catalog(
     ]
 }
 
-/// Judges the URLs of endpoints by the rules, without looking their names up.
-fn egress_rules(endpoints: &[&Endpoint], egress: &Egress) -> DoctorFinding {
+/// What came of looking up the names of endpoints.
+struct FoundNames {
+    /// Number of names that there are.
+    count: usize,
+    /// The names that were looked up, with an endpoint of each.
+    looked_up: BTreeMap<String, (EndpointId, NameAnswer)>,
+    /// The answer for [`NO_NAME`], which is asked for if no endpoint has a name.
+    unused: Option<NameAnswer>,
+}
+
+/// The addresses of a name, or why there are none; nothing if no answer came in time.
+type NameAnswer = Option<Result<Vec<IpAddr>, AttemptFailure>>;
+
+/// Looks up the names of endpoints.
+async fn look_up(endpoints: &[&Endpoint], egress: &Egress) -> FoundNames {
+    let mut hosts = BTreeMap::new();
+    for endpoint in endpoints {
+        if let Some((name, _)) = name_of(endpoint) {
+            hosts.entry(name).or_insert(endpoint.id);
+        }
+    }
+    let count = hosts.len();
+    let answers = hosts.into_iter().take(NAMES_MAX).map(|(name, endpoint)| async move {
+        let answer = answer_for(&name, egress).await;
+        (name, (endpoint, answer))
+    });
+    let looked_up: BTreeMap<_, _> = join_all(answers).await.into_iter().collect();
+    let unused = if looked_up.is_empty() { Some(answer_for(NO_NAME, egress).await) } else { None };
+    FoundNames { count, looked_up, unused }
+}
+
+async fn answer_for(name: &str, egress: &Egress) -> NameAnswer {
+    tokio::time::timeout(NAME_TIMEOUT, egress.look_up(name)).await.ok()
+}
+
+fn name_of(endpoint: &Endpoint) -> Option<(String, Target)> {
+    let (_, target) = Target::read(&endpoint.settings.url).ok()?;
+    match &target.host {
+        Host::Name(name) => Some((name.clone(), target)),
+        Host::Address(_) => None,
+    }
+}
+
+/// Judges the URLs of endpoints by the rules, and the addresses that their names have now.
+fn egress_rules(endpoints: &[&Endpoint], egress: &Egress, found: &FoundNames) -> DoctorFinding {
+    let by_name = |endpoint: &Endpoint| {
+        let (name, target) = name_of(endpoint)?;
+        let (_, answer) = found.looked_up.get(&name)?;
+        let addresses = answer.as_ref()?.as_ref().ok()?;
+        let why = egress.check_found(&target, addresses.clone()).err()?;
+        Some(format!("{name} is not called, since {why}"))
+    };
     let refused = endpoints.iter().filter_map(|endpoint| {
-        let why = egress.check_text(&endpoint.settings.url).err()?;
-        Some((endpoint, why.to_string()))
+        let by_text = egress.check_text(&endpoint.settings.url).err().map(|why| why.to_string());
+        Some((endpoint, by_text.or_else(|| by_name(endpoint))?))
     });
     let refused: Vec<_> = refused.collect();
     let Some((first, why)) = refused.first() else {
@@ -75,50 +130,43 @@ fn egress_rules(endpoints: &[&Endpoint], egress: &Egress) -> DoctorFinding {
     )
 }
 
-/// Looks up the names of endpoints.
-async fn names(endpoints: &[&Endpoint], egress: &Egress) -> DoctorFinding {
-    let mut hosts = BTreeMap::new();
-    for endpoint in endpoints {
-        if let Ok((_, Target { host: Host::Name(name), .. })) = Target::read(&endpoint.settings.url) {
-            hosts.entry(name).or_insert(endpoint.id);
-        }
-    }
-    let looked_up: Vec<_> = hosts.iter().take(NAMES_MAX).collect();
-    if looked_up.is_empty() {
-        return DoctorFinding::ok("dns", "no endpoint has a name to look up");
-    }
-    let answers = join_all(
-        looked_up.iter().map(|(name, _)| async { tokio::time::timeout(NAME_TIMEOUT, egress.look_up(name)).await }),
-    );
-    let answers = answers.await;
-    let is_silent = |answer: &Result<Result<_, crate::model::answer::AttemptFailure>, _>| match answer {
-        Ok(Ok(_)) => false,
-        Ok(Err(failure)) => failure.kind == FailureKind::Ours,
-        Err(_) => true,
+/// Judges whether the names of endpoints are found.
+fn names(found: &FoundNames) -> DoctorFinding {
+    let is_silent = |answer: &NameAnswer| match answer {
+        Some(Ok(_)) => false,
+        Some(Err(failure)) => failure.kind == FailureKind::Ours,
+        None => true,
     };
-    if answers.iter().all(is_silent) {
+    let way_out = "mend the machine's name servers (/etc/resolv.conf) and restart the gateway, which reads them when it \
+                   starts, or name others with --dns";
+    if let Some(answer) = &found.unused {
+        return if is_silent(answer) {
+            DoctorFinding::warning("dns", "no name server answers, so no endpoint with a name could be called", way_out)
+        } else {
+            DoctorFinding::ok("dns", "no endpoint has a name to look up; a name server answers")
+        };
+    }
+    if found.looked_up.values().all(|(_, answer)| is_silent(answer)) {
         return DoctorFinding::problem(
             "dns",
-            format!("no name server answers, so none of {} names can be called", hosts.len()),
-            "mend the machine's name servers (/etc/resolv.conf), or name others with --dns",
+            format!("no name server answers, so none of {} names can be called", found.count),
+            way_out,
         );
     }
-    let missing = looked_up.iter().zip(&answers).find(|(_, answer)| !matches!(answer, Ok(Ok(_))));
-    match missing {
-        Some(((name, endpoint), answer)) => {
-            let why = match answer {
-                Ok(Err(failure)) => failure.message.clone(),
-                Ok(Ok(_)) | Err(_) => format!("no answer within {} seconds", NAME_TIMEOUT.as_secs()),
-            };
-            let count = answers.iter().filter(|answer| !matches!(answer, Ok(Ok(_)))).count();
-            let detail = format!(
-                "{count} of {} names are not found; the first is {name} of endpoint {endpoint}: {why}",
-                answers.len()
-            );
-            DoctorFinding::warning("dns", detail, "correct the endpoint's url, or have its owner mend the name")
-        }
-        None => DoctorFinding::ok("dns", format!("{} names of endpoints are found", answers.len())),
-    }
+    let missing: Vec<_> = found.looked_up.iter().filter(|(_, (_, answer))| !matches!(answer, Some(Ok(_)))).collect();
+    let Some((name, (endpoint, answer))) = missing.first() else {
+        return DoctorFinding::ok("dns", format!("{} names of endpoints are found", found.looked_up.len()));
+    };
+    let why = match answer {
+        Some(Err(failure)) => failure.message.clone(),
+        Some(Ok(_)) | None => format!("no answer within {} seconds", NAME_TIMEOUT.as_secs()),
+    };
+    let detail = format!(
+        "{} of {} names are not found; the first is {name} of endpoint {endpoint}: {why}",
+        missing.len(),
+        found.looked_up.len()
+    );
+    DoctorFinding::warning("dns", detail, "correct the endpoint's url, or have its owner mend the name")
 }
 
 fn certificates(endpoints: &[&Endpoint], now: Timestamp) -> DoctorFinding {

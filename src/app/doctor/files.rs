@@ -83,6 +83,10 @@ pub fn master_key(settings: &Settings, check: Option<&str>) -> (DoctorFinding, O
     (finding, Some(seal))
 }
 
+/// The way out of a certificate that ends.
+const RENEW: &str =
+    "renew it, and replace the files of --tls-certificate and --tls-key; they are read again within seconds";
+
 /// Judges how clients reach the API: encrypted, or from this machine alone.
 pub fn listening(settings: &Settings, now: Timestamp) -> DoctorFinding {
     let Some(files) = CertificateFiles::of(settings) else {
@@ -100,10 +104,10 @@ pub fn listening(settings: &Settings, now: Timestamp) -> DoctorFinding {
         Err(problem) => DoctorFinding::of_failure("tls", &format!("{problem:#}")),
         Ok(certificate) => match certificate.ends_at {
             Some(end) if end <= now => {
-                DoctorFinding::problem("tls", format!("the certificate has ended at {end:.0}"), "renew it")
+                DoctorFinding::problem("tls", format!("the certificate has ended at {end:.0}"), RENEW)
             }
             Some(end) if ends_soon(end, now) => {
-                DoctorFinding::warning("tls", format!("the certificate ends at {end:.0}"), "renew it")
+                DoctorFinding::warning("tls", format!("the certificate ends at {end:.0}"), RENEW)
             }
             Some(end) => DoctorFinding::ok("tls", format!("https on {}, until {end:.0}", settings.listen)),
             None => DoctorFinding::ok("tls", format!("https on {}", settings.listen)),

@@ -1,7 +1,7 @@
 //! Examines the machine: disk, file system, clock, limits and memory.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -60,9 +60,35 @@ fn memory_limit() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let total = line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()? * 1_024;
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = limit_of_groups(Path::new("/sys/fs/cgroup"), &own);
     Some(group.map_or(total, |group| group.min(total)))
+}
+
+/// Returns the least limit of the groups that a process is in, which is in its own group or
+/// above it: `MemoryMax=` of systemd is that of the unit. In a container the own group is the
+/// root. `own` is the text of `/proc/self/cgroup`; there are two versions of groups.
+fn limit_of_groups(root: &Path, own: &str) -> Option<u64> {
+    let mut limits = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (mount, file) = if controllers.is_empty() {
+            (root.to_owned(), "memory.max")
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            (root.join("memory"), "memory.limit_in_bytes")
+        } else {
+            continue;
+        };
+        // Seen from another place than its own, the path may begin with `..`.
+        let path = Path::new(path.trim_start_matches('/'));
+        let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
+        for group in if is_below { path } else { Path::new("") }.ancestors() {
+            let text = std::fs::read_to_string(mount.join(group).join(file)).ok();
+            limits.extend(text.and_then(|text| text.trim().parse::<u64>().ok()));
+        }
+    }
+    limits.into_iter().min()
 }
 
 fn judge_memory(limit: u64, ingest: Size) -> DoctorFinding {
@@ -210,35 +236,72 @@ fn judge_sync(median: Duration) -> DoctorFinding {
     }
 }
 
-/// Judges the machine's clock by what must be in its past: the build of this program's
-/// time, and the last change of the store.
-pub fn clock(settings: &Settings, now: Timestamp) -> DoctorFinding {
+/// What is known of the wall clock having been set.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClockChanges {
+    /// How often it was set since the gateway started.
+    pub jumps: u64,
+    /// By how many milliseconds it was set since the gateway stopped, if that can be told.
+    pub since_stop_ms: Option<i64>,
+}
+
+/// Smallest change since a stop that is told, in milliseconds.
+const CLOCK_STEP_MS: u64 = 2_000;
+
+/// Judges the machine's clock by what must be in its past, which is the time of this
+/// program's build and the last change of the store, by having been set, and by the
+/// time service.
+pub fn clock(settings: &Settings, now: Timestamp, changes: &ClockChanges) -> DoctorFinding {
     let store = settings.data.0.join(crate::store::embedded::STORE_FILE);
     let newest = std::fs::metadata(store).and_then(|file| file.modified()).ok();
-    judge_clock(now, newest.and_then(|time| Timestamp::try_from(time).ok()))
+    let service = Path::new(TIME_SERVICE);
+    let is_unsynchronized = service.is_dir() && !service.join("synchronized").exists();
+    judge_clock(now, newest.and_then(|time| Timestamp::try_from(time).ok()), changes, is_unsynchronized)
 }
+
+/// Folder of systemd's time service; the file `synchronized` in it says that it has set
+/// the clock. Other services tell it to nobody but themselves.
+const TIME_SERVICE: &str = "/run/systemd/timesync";
 
 /// Beginning of 2026, before which this version did not exist.
 const EPOCH: i64 = 1_767_225_600;
 
-fn judge_clock(now: Timestamp, newest: Option<Timestamp>) -> DoctorFinding {
+fn judge_clock(
+    now: Timestamp,
+    newest: Option<Timestamp>,
+    changes: &ClockChanges,
+    is_unsynchronized: bool,
+) -> DoctorFinding {
     let way_out = "set the clock, and keep it with NTP (timedatectl set-ntp true)";
+    let check = "make sure that it is right now: receivers refuse signatures that are minutes off; keep it with NTP (timedatectl set-ntp true)";
     let shown = format!("it is {now:.0} by the machine's clock");
     if now.as_second() < EPOCH {
-        return DoctorFinding::problem(
-            "clock",
-            format!("{shown}, which is long past: receivers refuse signatures"),
-            way_out,
-        );
+        let detail = format!("{shown}, which is long past: receivers refuse signatures");
+        return DoctorFinding::problem("clock", detail, way_out);
     }
-    match newest.filter(|newest| newest.duration_since(now).as_secs() > 60) {
-        Some(newest) => DoctorFinding::problem(
-            "clock",
-            format!("{shown}, and the store was written at {newest:.0}: it was set back"),
-            way_out,
-        ),
-        None => DoctorFinding::ok("clock", shown),
+    if let Some(newest) = newest.filter(|newest| newest.duration_since(now).as_secs() > 60) {
+        let detail = format!("{shown}, and the store was written at {newest:.0}: it was set back");
+        return DoctorFinding::problem("clock", detail, way_out);
     }
+    if let Some(step) = changes.since_stop_ms.filter(|step| step.unsigned_abs() >= CLOCK_STEP_MS) {
+        let seconds = step as f64 / 1_000.0;
+        let by = if seconds.abs() < 172_800.0 {
+            format!("{seconds:+.0} s")
+        } else {
+            format!("{:+.0} days", seconds / 86_400.0)
+        };
+        let detail = format!("{shown}, and it was set by {by} since the gateway stopped");
+        return DoctorFinding::warning("clock", detail, check);
+    }
+    if changes.jumps > 0 {
+        let detail = format!("{shown}, and it was set {} times since the gateway started", changes.jumps);
+        return DoctorFinding::warning("clock", detail, check);
+    }
+    if is_unsynchronized {
+        let detail = format!("{shown}, and systemd's time service has not set it since the machine was started");
+        return DoctorFinding::warning("clock", detail, "see `timedatectl timesync-status`, and let it reach a server");
+    }
+    DoctorFinding::ok("clock", shown)
 }
 
 /// Judges how far the machine's clock is from the database's.
@@ -250,38 +313,6 @@ pub fn judge_clock_of_database(ahead_ms: i64) -> DoctorFinding {
         0 => DoctorFinding::ok("clock", detail),
         1..30 => DoctorFinding::warning("clock", detail, way_out),
         _ => DoctorFinding::problem("clock", detail, way_out),
-    }
-}
-
-/// Judges whether what is kept for the retention fits on the disk, from what it has
-/// grown to so far.
-pub fn retention(settings: &Settings, bytes: u64, kept_for: Duration) -> Option<DoctorFinding> {
-    let disk = rustix::fs::statvfs(&settings.data.0).ok()?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(settings.disk_reserve.0);
-    Some(judge_retention(bytes, kept_for, settings.retention.0, free))
-}
-
-fn judge_retention(bytes: u64, kept_for: Duration, retention: Duration, free: u64) -> DoctorFinding {
-    let days = kept_for.as_secs_f64() / 86_400.0;
-    let retention_days = retention.as_secs_f64() / 86_400.0;
-    // A store of less than a day says little about a month.
-    if days < 1.0 || days >= retention_days {
-        return DoctorFinding::ok(
-            "retention",
-            format!("the store has {}, and events are kept for {retention_days:.0} days", RoundedSize(bytes)),
-        );
-    }
-    let expected = (bytes as f64 / days * retention_days) as u64;
-    let detail = format!(
-        "{days:.1} days take {}, so the {retention_days:.0} days of --retention will take about {}",
-        RoundedSize(bytes),
-        RoundedSize(expected)
-    );
-    if expected > bytes.saturating_add(free) {
-        let way_out = "lower --retention, or give the data directory a larger disk";
-        DoctorFinding::warning("retention", format!("{detail}, and {} are free", RoundedSize(free)), way_out)
-    } else {
-        DoctorFinding::ok("retention", detail)
     }
 }
 
@@ -323,18 +354,53 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_is_found_by_what_was_written_later() {
-        let at = |second: i64| Timestamp::from_second(EPOCH + second).unwrap();
-        assert_eq!(judge_clock(at(1_000), Some(at(1_030))).state, Ok);
-        assert_eq!(judge_clock(at(1_000), Some(at(2_000))).state, Problem);
-        assert_eq!(judge_clock(at(-1), None).state, Problem);
+    fn the_limit_of_memory_is_the_least_of_the_groups_that_the_process_is_in() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let unit = "0::/system.slice/posthaste.service\n";
+        assert_eq!(limit_of_groups(root.path(), unit), None, "there are no groups");
+        put("system.slice/memory.max", "max\n");
+        put("system.slice/posthaste.service/memory.max", "536870912\n");
+        put("other.slice/memory.max", "1000\n");
+        assert_eq!(limit_of_groups(root.path(), unit), Some(GIB / 2));
+        put("system.slice/memory.max", "268435456\n");
+        assert_eq!(limit_of_groups(root.path(), unit), Some(GIB / 4), "a group above it has less");
+        // In a container the root is its own group.
+        put("memory.max", "134217728\n");
+        assert_eq!(limit_of_groups(root.path(), "0::/\n"), Some(GIB / 8));
+        assert_eq!(limit_of_groups(root.path(), "0::/../other.slice\n"), Some(GIB / 8));
+        put("memory/docker/x/memory.limit_in_bytes", "67108864\n");
+        assert_eq!(limit_of_groups(root.path(), "5:cpu:/\n4:memory:/docker/x\n"), Some(GIB / 16));
     }
 
     #[test]
-    fn a_disk_that_fills_before_the_retention_is_over_is_warned_of() {
-        let (day, month) = (Duration::from_secs(86_400), Duration::from_secs(30 * 86_400));
-        assert_eq!(judge_retention(10 * GIB, 2 * day, month, 100 * GIB).state, Warning);
-        assert_eq!(judge_retention(10 * GIB, 2 * day, month, 200 * GIB).state, Ok);
-        assert_eq!(judge_retention(10 * GIB, day / 2, month, GIB).state, Ok, "too early to tell");
+    fn a_clock_that_was_set_back_is_found_by_what_was_written_later() {
+        let at = |second: i64| Timestamp::from_second(EPOCH + second).unwrap();
+        let judged = |now, newest| judge_clock(now, newest, &ClockChanges::default(), false).state;
+        assert_eq!(judged(at(1_000), Some(at(1_030))), Ok);
+        assert_eq!(judged(at(1_000), Some(at(2_000))), Problem);
+        assert_eq!(judged(at(-1), None), Problem);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_or_is_set_by_nobody_is_warned_of() {
+        let now = Timestamp::from_second(EPOCH + 1_000).unwrap();
+        let judged = |jumps, since_stop_ms, is_unsynchronized| {
+            judge_clock(now, Some(now), &ClockChanges { jumps, since_stop_ms }, is_unsynchronized)
+        };
+        assert_eq!(judged(0, Some(1_500), false).state, Ok, "synchronizing it takes such steps");
+        for (finding, words) in [
+            (judged(0, Some(3_600_000), false), "set by +3600 s"),
+            (judged(0, Some(-60_000), false), "set by -60 s"),
+            (judged(0, Some(400 * 86_400_000), false), "set by +400 days"),
+            (judged(2, None, false), "set 2 times"),
+            (judged(0, None, true), "time service"),
+        ] {
+            assert!(finding.state == Warning && finding.detail.contains(words), "{finding:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Runs gateways as child processes, on a temporary data directory or a database.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
+
+use super::database::{BenchDatabase, DatabaseSizes};
 
 /// The store that gateways of a benchmark run on.
 #[derive(Debug, Clone, clap::Args)]
@@ -29,10 +32,15 @@ pub struct BenchStore {
 /// The folder of the gateways of one benchmark: their keys outlive a row, because
 /// a database is read with the keys that it was written with.
 pub struct BenchFolder {
-    folder: tempfile::TempDir,
+    path: PathBuf,
     store: BenchStore,
     started: usize,
+    /// Removes the folder at the end, unless it is to be kept.
+    _temporary: Option<tempfile::TempDir>,
 }
+
+/// File of a folder that says that its store has been filled.
+const FILLED: &str = "filled";
 
 impl BenchFolder {
     /// Creates the folder in the working directory, so that the measurement uses its disk.
@@ -42,18 +50,40 @@ impl BenchFolder {
         }
         let here = std::env::current_dir()?;
         let folder = tempfile::tempdir_in(here).context("cannot create a folder for the measurement here")?;
-        Ok(Self { folder, store, started: 0 })
+        Ok(Self { path: folder.path().to_owned(), store, started: 0, _temporary: Some(folder) })
+    }
+
+    /// Opens a folder that stays, or creates it.
+    pub fn kept(store: BenchStore, path: &Path) -> anyhow::Result<Self> {
+        let made = std::fs::create_dir_all(path).and_then(|()| std::path::absolute(path));
+        let path = made.with_context(|| format!("cannot create the folder {}", path.display()))?;
+        Ok(Self { path, store, started: 0, _temporary: None })
+    }
+
+    /// Whether the store in it has been filled before.
+    pub fn is_filled(&self) -> bool {
+        self.path.join(FILLED).exists()
+    }
+
+    /// Notes that the store in it is filled now.
+    pub fn note_filled(&self) -> anyhow::Result<()> {
+        std::fs::write(self.path.join(FILLED), "").context("cannot note that the store is filled")
     }
 
     /// Starts the gateways of a row.
     pub async fn start(&mut self) -> anyhow::Result<GatewayGroup> {
         self.started += 1;
         let data = match self.store.database_url {
-            Some(_) => self.folder.path().join("nodes"),
-            None => self.folder.path().join(self.started.to_string()),
+            Some(_) => self.path.join("nodes"),
+            None => self.path.join(self.started.to_string()),
         };
         let nodes = self.start_nodes(&data).await?;
-        let group = GatewayGroup { nodes, tenant: format!("bench-{}", self.started), data };
+        let database = match &self.store.database_url {
+            // A server that insists on TLS is measured without its sizes.
+            Some(url) => BenchDatabase::connect(url).await.ok(),
+            None => None,
+        };
+        let group = GatewayGroup { nodes, tenant: format!("bench-{}", self.started), data, database };
         let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
         group.call(Method::PUT, &format!("/v1/tenants/{}", group.tenant), limits).await?;
         Ok(group)
@@ -66,21 +96,21 @@ impl BenchFolder {
     pub async fn changed<Changing: Future<Output = anyhow::Result<()>>>(
         &self,
         group: GatewayGroup,
-        change: impl FnOnce(std::path::PathBuf) -> Changing,
+        change: impl FnOnce(PathBuf) -> Changing,
     ) -> anyhow::Result<GatewayGroup> {
-        let GatewayGroup { nodes, tenant, data } = group;
+        let GatewayGroup { nodes, tenant, data, database } = group;
         for mut node in nodes {
             node.process.kill().await?;
         }
         change(data.clone()).await?;
         let nodes = self.start_nodes(&data).await?;
-        Ok(GatewayGroup { nodes, tenant, data })
+        Ok(GatewayGroup { nodes, tenant, data, database })
     }
 
-    async fn start_nodes(&self, data: &std::path::Path) -> anyhow::Result<Vec<GatewayProcess>> {
+    async fn start_nodes(&self, data: &Path) -> anyhow::Result<Vec<GatewayProcess>> {
         let mut nodes = Vec::new();
         for number in 0..self.store.nodes {
-            let log = self.folder.path().join(format!("{}-{number}.log", self.started));
+            let log = self.path.join(format!("{}-{number}.log", self.started));
             let node = GatewayProcess::start(data, &log, self.store.database_url.as_deref());
             nodes.push(node.await.with_context(|| format!("gateway {number} did not start"))?);
         }
@@ -92,7 +122,8 @@ impl BenchFolder {
 pub struct GatewayGroup {
     nodes: Vec<GatewayProcess>,
     tenant: String,
-    data: std::path::PathBuf,
+    data: PathBuf,
+    database: Option<BenchDatabase>,
 }
 
 impl GatewayGroup {
@@ -137,11 +168,21 @@ impl GatewayGroup {
             usage.cpu_seconds += node.cpu_seconds();
             usage.resident_bytes += node.resident_bytes();
             usage.written_bytes += node.written_bytes();
-            let metrics = node.call(Method::GET, "/metrics", "").await?;
-            let commits = metrics.lines().find_map(|line| line.strip_prefix("posthaste_store_commit_jobs_count "));
-            usage.commits += commits.and_then(|count| count.parse().ok()).unwrap_or(0.0);
         }
+        usage.commits = self.metric("posthaste_store_commit_jobs_count").await?;
+        usage.written_bytes += self.database_sizes().await.map_or(0, |sizes| sizes.logged_bytes);
         Ok(usage)
+    }
+
+    /// Returns the sum of a metric without labels over the processes.
+    pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let mut sum = 0.0;
+        for node in &self.nodes {
+            let metrics = node.call(Method::GET, "/metrics", "").await?;
+            let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+            sum += value.unwrap_or(0.0);
+        }
+        Ok(sum)
     }
 
     /// Returns the resident memory of the processes and the size of the data directory.
@@ -149,14 +190,29 @@ impl GatewayGroup {
         (self.nodes.iter().map(GatewayProcess::resident_bytes).sum(), folder_bytes(&self.data))
     }
 
+    /// Returns the folder that they make backups in.
+    pub fn backups(&self) -> PathBuf {
+        backups_beside(&self.data)
+    }
+
+    /// Returns the sizes of the database, if there is one and it tells.
+    pub async fn database_sizes(&self) -> Option<DatabaseSizes> {
+        self.database.as_ref()?.sizes().await.ok()
+    }
+
     /// Stops the processes and removes an embedded store.
     pub async fn stop(self) {
-        let is_embedded = !self.data.ends_with("nodes");
+        let (is_embedded, data) = (!self.data.ends_with("nodes"), self.data.clone());
+        self.stop_and_keep().await;
+        if is_embedded {
+            let _ = std::fs::remove_dir_all(&data);
+        }
+    }
+
+    /// Stops the processes.
+    pub async fn stop_and_keep(self) {
         for mut node in self.nodes {
             let _ = node.process.kill().await;
-        }
-        if is_embedded {
-            let _ = std::fs::remove_dir_all(&self.data);
         }
     }
 }
@@ -168,7 +224,8 @@ pub struct ProcessUsage {
     pub cpu_seconds: f64,
     /// Resident memory of all processes.
     pub resident_bytes: u64,
-    /// Bytes that the processes caused to be written to disk.
+    /// Bytes that the processes caused to be written to disk, and those of the
+    /// database's write-ahead log.
     pub written_bytes: u64,
     /// Durable commits of all processes.
     pub commits: f64,
@@ -188,7 +245,11 @@ impl std::ops::Sub for ProcessUsage {
     }
 }
 
-fn folder_bytes(folder: &std::path::Path) -> u64 {
+fn backups_beside(data: &Path) -> PathBuf {
+    data.with_file_name("backups")
+}
+
+fn folder_bytes(folder: &Path) -> u64 {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
 }
@@ -204,12 +265,14 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Starts this program as a gateway with its default settings, logging to a file.
+    /// Starts this program as a gateway with its default settings and a folder for backups,
+    /// logging to a file.
     /// Neither variables nor a `posthaste.toml` of the working directory change them.
-    async fn start(data: &std::path::Path, log: &std::path::Path, database: Option<&str>) -> anyhow::Result<Self> {
+    async fn start(data: &Path, log: &Path, database: Option<&str>) -> anyhow::Result<Self> {
         let log = std::fs::File::create(log)?;
         let mut command = tokio::process::Command::new(std::env::current_exe()?);
         command.args(["serve", "--listen", "127.0.0.1:0", "--allow-egress", "127.0.0.0/8", "--data"]).arg(data);
+        command.arg("--backup-dir").arg(backups_beside(data));
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"POSTHASTE_")) {
             command.env_remove(name);
         }

@@ -30,7 +30,7 @@ use crate::model::signing::Signing;
 /// Connections of a paced load: more than are ever in use at once.
 const PACED_CONNECTIONS: usize = 64;
 
-/// Events in each request that fills a backlog.
+/// Events in each request that fills a backlog, or lanes.
 const FILL_BATCH: usize = 500;
 
 /// Counters of a load that others read while it runs.
@@ -148,10 +148,21 @@ fn retry_after<T>(response: &hyper::Response<T>) -> Duration {
     Duration::from_secs(seconds.unwrap_or(1))
 }
 
-/// Hands in events as fast as the scenario's producers can, each with one request
-/// open. Returns the times of acceptance, in microseconds.
+/// Hands in events of the measured tenant as fast as the scenario's producers can, each
+/// with one request open. Returns the times of acceptance, in microseconds.
 pub async fn saturating(
     group: &GatewayGroup,
+    receiver: &BenchReceiver,
+    scenario: &Scenario,
+    counters: &Arc<LoadCounters>,
+) -> anyhow::Result<Histogram<u64>> {
+    saturating_by(group, group.tenant(), receiver, scenario, counters).await
+}
+
+/// Hands in events of any tenant, as [`saturating`].
+pub async fn saturating_by(
+    group: &GatewayGroup,
+    tenant: &str,
     receiver: &BenchReceiver,
     scenario: &Scenario,
     counters: &Arc<LoadCounters>,
@@ -162,7 +173,7 @@ pub async fn saturating(
     let numbers = Arc::new(AtomicU64::new(0));
     let mut tasks = Vec::new();
     for number in 0..scenario.producers {
-        let mut producer = Producer::new(group.node(number), group.tenant(), scenario.batch > 1).await?;
+        let mut producer = Producer::new(group.node(number), tenant, scenario.batch > 1).await?;
         let (scenario, data, counters, numbers) = (scenario.clone(), data.clone(), counters.clone(), numbers.clone());
         tasks.push(tokio::spawn(async move {
             let mut accepted = Histogram::<u64>::new(3)?;

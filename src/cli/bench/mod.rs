@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
+mod backup;
 mod chart;
 mod dashboard;
+mod database;
 mod gateway;
 mod load;
 mod neighbour;
 mod receiver;
+mod replay;
 mod report;
 mod result;
 mod run;
@@ -56,7 +59,7 @@ enum Benchmark {
     Batch(BatchArgs),
     /// Every event goes to several endpoints.
     Fanout(FanoutArgs),
-    /// Every event has one of many keys, each delivered in order.
+    /// Every event has one of many keys, each delivered in order; every key has had an event before.
     Lanes(LanesArgs),
     /// Events for many endpoints, in turn.
     Endpoints(ManyEndpointsArgs),
@@ -68,8 +71,12 @@ enum Benchmark {
     Paced(PacedArgs),
     /// As much as the producers can send, for minutes, with a chart over time.
     Saturate(SaturateArgs),
-    /// A quiet tenant alone, then beside a loud one: how much of it is felt.
+    /// A quiet tenant alone, then beside a loud one: how much the loud one delays it.
     Neighbour(neighbour::NeighbourArgs),
+    /// New events alone, then beside a replay of many dead letters: how much of their speed they keep.
+    Replay(replay::ReplayArgs),
+    /// Events on their way in without, and with a backup being made: how much of their speed they keep.
+    Backup(backup::BackupBenchArgs),
     /// People who look at the dashboard of a large store: how long pages take, and what they cost.
     Dashboard(dashboard::DashboardBenchArgs),
 }
@@ -86,6 +93,9 @@ struct CommonArgs {
     /// Print all figures as JSON.
     #[arg(long)]
     json: bool,
+    /// Give events ids in no order, as those of producers who draw them, instead of ascending ones.
+    #[arg(long)]
+    random_ids: bool,
     /// Compare with what an earlier run printed with --json.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
@@ -99,7 +109,8 @@ impl CommonArgs {
     }
 
     fn single(&self, producers: usize) -> Scenario {
-        Scenario::single(producers, self.duration(), self.bytes)
+        let single = Scenario::single(producers, self.duration(), self.bytes);
+        Scenario { has_random_ids: self.random_ids, ..single }
     }
 }
 
@@ -251,7 +262,9 @@ impl Benchmark {
                 let row = Scenario { name, ..common.single(producers) };
                 (common, vec![row])
             }
-            Self::Neighbour(_) | Self::Dashboard(_) => unreachable!("it has no rows"),
+            Self::Neighbour(_) | Self::Replay(_) | Self::Backup(_) | Self::Dashboard(_) => {
+                unreachable!("it has no rows")
+            }
         }
     }
 }
@@ -260,6 +273,8 @@ impl Benchmark {
 pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let (common, rows) = match args.what {
         Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
+        Some(Benchmark::Replay(args)) => return replay::run(args).await,
+        Some(Benchmark::Backup(args)) => return backup::run(args).await,
         Some(Benchmark::Dashboard(args)) => return dashboard::run(args).await,
         Some(benchmark) => benchmark.rows(),
         None => Benchmark::Single(args.single).rows(),

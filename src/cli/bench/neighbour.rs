@@ -5,19 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use http::Method;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use super::gateway::{BenchFolder, BenchStore, GatewayGroup};
 use super::load::{self, LoadCounters};
 use super::receiver::BenchReceiver;
-use super::result::Quantiles;
-use super::scenario::Scenario;
+use super::result::{Quantiles, median};
+use super::scenario::{Routing, Scenario, event_type};
 use crate::model::parse_fault::json_fault;
+
+/// Metric with the number of deliveries that wait.
+const WAITING: &str = "posthaste_deliveries_waiting";
+/// Time that open requests of the loud tenant have to end.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How to be loud.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -28,6 +34,8 @@ pub enum NoiseKind {
     Hanging,
     /// Receivers answer with 5 MB.
     Large,
+    /// Producers hand in events as fast as they are answered.
+    Flooding,
 }
 
 /// What is measured beside what.
@@ -36,16 +44,22 @@ pub struct NeighbourArgs {
     /// How the other tenant is loud.
     #[arg(long, value_enum, default_value = "backlog")]
     noise: NoiseKind,
-    /// How many deliveries the loud tenant has waiting.
+    /// How many deliveries the loud tenant has waiting, unless it floods.
     #[arg(long, default_value_t = 100_000, value_parser = super::count)]
     waiting: usize,
     /// At how many endpoints.
     #[arg(long, default_value_t = 20, value_parser = super::count)]
     endpoints: usize,
+    /// How many producers the loud tenant has, if it floods.
+    #[arg(long, default_value_t = 64, value_parser = super::count)]
+    producers: usize,
     /// How many events the quiet tenant hands in per second.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     per_second: u64,
-    /// How long each of the two is measured, in seconds.
+    /// How many pairs are measured, alone and beside the loud tenant in turn.
+    #[arg(long, default_value_t = 1, value_parser = super::count)]
+    pairs: usize,
+    /// How long each half of a pair is measured, in seconds.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
     /// Settings of the loud endpoints, as JSON.
@@ -58,8 +72,15 @@ pub struct NeighbourArgs {
     store: BenchStore,
 }
 
-/// Measures the quiet tenant alone and beside the loud one, and prints both and their
-/// ratio.
+/// Hand-in to arrival of the quiet tenant's events, alone and beside the loud one.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+struct NeighbourPair {
+    alone_ms: Quantiles,
+    beside_ms: Quantiles,
+}
+
+/// Measures the quiet tenant alone and beside the loud one, in turn, and prints both
+/// and their ratio.
 pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
     let mut folder = BenchFolder::new(args.store.clone())?;
     let group = folder.start().await?;
@@ -74,30 +95,79 @@ pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
     let warm_up = Scenario { duration: Duration::from_secs(1), ..quiet.clone() };
     arrival(&group, &receiver, &warm_up).await?;
     let url = noisy_receiver(args.noise).await?;
-    let endpoints = prepare(&group, &args, &url).await?;
-    let alone = arrival(&group, &receiver, &quiet).await?;
-    for endpoint in &endpoints {
-        group.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/resume"), "").await?;
+    let endpoints = create_endpoints(&group, &args, &url).await?;
+    let mut pairs = Vec::new();
+    for _ in 0..args.pairs {
+        if args.noise != NoiseKind::Flooding {
+            fill(&group, &args).await?;
+        }
+        let alone_ms = arrival(&group, &receiver, &quiet).await?;
+        switch(&group, &endpoints, "resume").await?;
+        let (beside_ms, ()) = tokio::try_join!(arrival(&group, &receiver, &quiet), flood(&group, &receiver, &args))?;
+        pairs.push(NeighbourPair { alone_ms, beside_ms });
+        if pairs.len() < args.pairs {
+            switch(&group, &endpoints, "pause").await?;
+            await_end(&group).await?;
+        }
     }
-    let beside = arrival(&group, &receiver, &quiet).await?;
-    let metrics = group.call(Method::GET, "/metrics", "").await?;
+    let waiting = group.metric(WAITING).await?;
     group.stop().await;
+    print(&args, &pairs, waiting)
+}
+
+/// Prints the pairs, and the medians of their ratios.
+fn print(args: &NeighbourArgs, pairs: &[NeighbourPair], waiting: f64) -> anyhow::Result<()> {
+    let ratio = |of: fn(&Quantiles) -> f64| {
+        median(pairs.iter().map(|pair| of(&pair.beside_ms) / of(&pair.alone_ms))).expect("there is at least one pair")
+    };
+    let (p50, p99) = (ratio(|times| times.p50), ratio(|times| times.p99));
     if args.json {
-        let ratio = serde_json::json!({"p50": beside.p50 / alone.p50, "p99": beside.p99 / alone.p99});
-        let figures = serde_json::json!({"alone_ms": alone, "beside_ms": beside, "ratio": ratio});
+        let figures = serde_json::json!({"pairs": pairs, "ratio": {"p50": p50, "p99": p99}});
         println!("{}", serde_json::to_string_pretty(&figures)?);
         return Ok(());
     }
-    let waiting = metrics.lines().find_map(|line| line.strip_prefix("posthaste_deliveries_waiting "));
-    println!(
-        "{:?}: {} due at {} endpoints beside {} events/s",
-        args.noise, args.waiting, args.endpoints, args.per_second
-    );
-    for (name, times) in [("alone", alone), ("beside", beside)] {
+    let noise = match args.noise {
+        NoiseKind::Flooding => format!("{} producers for", args.producers),
+        _ => format!("{} due at", args.waiting),
+    };
+    println!("{:?}: {noise} {} endpoints beside {} events/s", args.noise, args.endpoints, args.per_second);
+    for (name, times) in pairs.iter().flat_map(|pair| [("alone", pair.alone_ms), ("beside", pair.beside_ms)]) {
         println!("  {name:<8} hand-in to arrival p50 {:.2} ms, p99 {:.2} ms", times.p50, times.p99);
     }
-    println!("  ratio    p50 {:.2}, p99 {:.2}", beside.p50 / alone.p50, beside.p99 / alone.p99);
-    println!("  waiting at the end: {}", waiting.unwrap_or("unknown"));
+    println!("  ratio    p50 {p50:.2}, p99 {p99:.2}, median of {}", pairs.len());
+    println!("  waiting at the end: {waiting:.0}");
+    Ok(())
+}
+
+/// Hands in events of the loud tenant for as long as half a pair takes, if it floods.
+async fn flood(group: &GatewayGroup, receiver: &BenchReceiver, args: &NeighbourArgs) -> anyhow::Result<()> {
+    if args.noise == NoiseKind::Flooding {
+        let load = Scenario {
+            endpoints: args.endpoints,
+            routing: Routing::InTurn,
+            ..Scenario::single(args.producers, Duration::from_secs(args.seconds), 500)
+        };
+        load::saturating_by(group, "loud", receiver, &load, &Arc::default()).await?;
+    }
+    Ok(())
+}
+
+async fn switch(group: &GatewayGroup, endpoints: &[String], verb: &str) -> anyhow::Result<()> {
+    for endpoint in endpoints {
+        group.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/{verb}"), "").await?;
+    }
+    Ok(())
+}
+
+/// Waits until no request is open any more.
+async fn await_end(group: &GatewayGroup) -> anyhow::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while group.metric("posthaste_in_flight").await? > 0.0 {
+        if Instant::now() > until {
+            bail!("requests of the loud tenant are open a minute after its endpoints were paused");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     Ok(())
 }
 
@@ -110,38 +180,41 @@ async fn arrival(group: &GatewayGroup, receiver: &BenchReceiver, quiet: &Scenari
     Quantiles::of(&receiver.take_latency()).context("nothing arrived")
 }
 
-/// Creates paused endpoints of the loud tenant with waiting deliveries; returns their
-/// ids.
-async fn prepare(group: &GatewayGroup, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
+/// Creates paused endpoints of the loud tenant; returns their ids.
+async fn create_endpoints(group: &GatewayGroup, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
     for n in 0..args.endpoints {
         let mut settings: serde_json::Value = serde_json::from_str(&args.settings).map_err(|problem| {
             anyhow::anyhow!("--settings is not JSON: {}", json_fault(args.settings.as_bytes(), &problem))
         })?;
         settings["url"] = format!("{url}{n}").into();
-        settings["event_types"] = serde_json::json!([format!("loud.e{n}")]);
+        settings["event_types"] = serde_json::json!([event_type(n)]);
         let created = group.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
         let created: serde_json::Value = serde_json::from_str(&created)?;
-        let id = created["id"].as_str().context("an endpoint has an id")?.to_owned();
-        group.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{id}/pause"), "").await?;
-        ids.push(id);
+        ids.push(created["id"].as_str().context("an endpoint has an id")?.to_owned());
     }
-    let mut sent = 0;
-    while sent < args.waiting {
-        let count = (args.waiting - sent).min(1_000);
-        let events: Vec<String> = (sent..sent + count)
-            .map(|n| format!(r#"{{"type":"loud.e{}","data":{{"n":{n}}}}}"#, n % ids.len()))
+    switch(group, &ids, "pause").await?;
+    Ok(ids)
+}
+
+/// Hands in events of the loud tenant until as many wait as are to.
+async fn fill(group: &GatewayGroup, args: &NeighbourArgs) -> anyhow::Result<()> {
+    let mut waiting = group.metric(WAITING).await? as usize;
+    while waiting < args.waiting {
+        let count = (args.waiting - waiting).min(1_000);
+        let events: Vec<String> = (waiting..waiting + count)
+            .map(|n| format!(r#"{{"type":"{}","data":{{"n":{n}}}}}"#, event_type(n % args.endpoints)))
             .collect();
         let body = format!("[{}]", events.join(","));
         group.call(Method::POST, "/v1/tenants/loud/events/batch", &body).await?;
-        sent += count;
+        waiting += count;
     }
-    Ok(ids)
+    Ok(())
 }
 
 /// Starts the receiver of the loud tenant; returns its URL.
 async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
-    if noise == NoiseKind::Backlog {
+    if matches!(noise, NoiseKind::Backlog | NoiseKind::Flooding) {
         let receiver = BenchReceiver::start().await?;
         return Ok(receiver.url());
     }

@@ -128,8 +128,8 @@ impl BenchReceiverState {
     /// Counts a request, or chooses that it fails.
     fn receive(&self, request: &hyper::Request<Incoming>) -> StatusCode {
         let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-        let mut parts = header("webhook-id").into_iter().flat_map(|id| id.splitn(2, '-')).map(|part| part.parse().ok());
-        let (sent, number): (Option<u64>, Option<u64>) = (parts.next().flatten(), parts.next().flatten());
+        let mut parts = header("webhook-id").into_iter().flat_map(|id| id.rsplit('-')).map(|part| part.parse().ok());
+        let (number, sent): (Option<u64>, Option<u64>) = (parts.next().flatten(), parts.next().flatten());
         let failing_percent = self.failing_percent.load(Ordering::Relaxed);
         if failing_percent > 0
             && header("webhook-attempt") == Some("1")

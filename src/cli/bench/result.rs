@@ -32,7 +32,8 @@ pub struct BenchResult {
     pub resident_bytes: u64,
     /// Durable commits for each delivery.
     pub commits: f64,
-    /// Bytes written to disk by the gateways for each delivery, their log included.
+    /// Bytes written to disk by the gateways for each delivery, their log included; on
+    /// PostgreSQL also those of its write-ahead log.
     pub written_bytes: f64,
     /// What was seen in each second.
     pub seconds: Vec<Sample>,
@@ -70,10 +71,16 @@ pub struct Sample {
     pub arrival_p99_ms: f64,
     /// Resident memory of the gateways.
     pub resident_bytes: u64,
-    /// Size of the data directory.
+    /// Size of the data directory, or of the database.
     pub store_bytes: u64,
 }
 
+/// Returns the middle one of these ratios, the upper one of two; `None` if there are none.
+pub fn median(ratios: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut ratios: Vec<f64> = ratios.into_iter().collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied()
+}
 #[cfg(test)]
 mod tests {
     use super::*;

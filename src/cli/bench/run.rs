@@ -85,6 +85,9 @@ async fn prepare(
         set_paused(group, ids, true).await?;
         load::fill(group, scenario).await.context("the backlog could not be filled")?;
     } else {
+        if scenario.lanes > 0 {
+            fill_lanes(group, receiver, scenario).await.context("the lanes could not be filled")?;
+        }
         let warm_up = Scenario { duration: WARM_UP, per_second: None, ..scenario.clone() };
         let counters = Arc::new(LoadCounters::default());
         let before = receiver.arrived();
@@ -96,6 +99,14 @@ async fn prepare(
     receiver.take_latency();
     receiver.take_recent();
     Ok(())
+}
+
+/// Hands in an event of each lane, and waits until all have arrived.
+async fn fill_lanes(group: &GatewayGroup, receiver: &BenchReceiver, scenario: &Scenario) -> anyhow::Result<()> {
+    let one_each = Scenario { are_lanes_in_turn: true, backlog: scenario.lanes, ..scenario.clone() };
+    let before = receiver.arrived();
+    load::fill(group, &one_each).await?;
+    receiver.wait_for(before + (scenario.lanes * scenario.deliveries_per_event()) as u64).await
 }
 
 async fn set_paused(group: &GatewayGroup, ids: &[String], is_paused: bool) -> anyhow::Result<()> {

@@ -49,7 +49,8 @@ impl<'a> Sampler<'a> {
         tokio::time::sleep_until(self.next_at).await;
         self.next_at += Duration::from_secs(1);
         let now = (self.counters.accepted.load(Ordering::Relaxed), self.receiver.arrived());
-        let (resident_bytes, store_bytes) = self.group.sizes();
+        let (resident_bytes, folder_bytes) = self.group.sizes();
+        let store_bytes = self.group.database_sizes().await.map_or(folder_bytes, |sizes| sizes.stored_bytes);
         let sample = Sample {
             accepted: now.0 - self.last.0,
             delivered: now.1 - self.last.1,

@@ -17,6 +17,10 @@ pub struct Scenario {
     pub routing: Routing,
     /// Number of keys that events are ordered by; 0 for events without a key.
     pub lanes: usize,
+    /// Whether each event has the next key, instead of any of them.
+    pub are_lanes_in_turn: bool,
+    /// Whether ids of events come in no order, instead of ascending.
+    pub has_random_ids: bool,
     /// Percentage of deliveries whose first attempt is answered 503.
     pub failing_percent: u64,
     /// Events that wait before the measurement begins. If there are any, it
@@ -50,6 +54,8 @@ impl Scenario {
             endpoints: 1,
             routing: Routing::Every,
             lanes: 0,
+            are_lanes_in_turn: false,
+            has_random_ids: false,
             failing_percent: 0,
             backlog: 0,
             per_second: None,
@@ -90,22 +96,28 @@ impl Scenario {
     }
 
     /// Writes the event with this number. `sent` is the time of hand-in that the
-    /// receiver measures from.
+    /// receiver measures from; both end its id.
     pub fn write_event(&self, body: &mut String, number: u64, sent: u64, data: &str) {
         use std::fmt::Write;
         let kind = match self.routing {
             Routing::Every => "bench.event".to_owned(),
             Routing::InTurn => event_type(usize::try_from(number).unwrap_or(0) % self.endpoints),
         };
-        let _ = write!(body, r#"{{"id":"{sent:012}-{number}","type":"{kind}","#);
+        body.push_str(r#"{"id":""#);
+        if self.has_random_ids {
+            let _ = write!(body, "{:012x}-", spread(number));
+        }
+        let _ = write!(body, r#"{sent:012}-{number}","type":"{kind}","#);
         if self.lanes > 0 {
-            let _ = write!(body, r#""key":"k{}","#, spread(number) % self.lanes as u64);
+            let drawn = if self.are_lanes_in_turn { number } else { spread(number) };
+            let _ = write!(body, r#""key":"k{}","#, drawn % self.lanes as u64);
         }
         let _ = write!(body, r#""data":{data}}}"#);
     }
 }
 
-fn event_type(number: usize) -> String {
+/// Returns the type of the events of an endpoint.
+pub fn event_type(number: usize) -> String {
     format!("bench.e{number}")
 }
 
@@ -114,4 +126,39 @@ pub fn spread(number: u64) -> u64 {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^= mixed >> 32;
     mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn event(scenario: &Scenario, number: u64) -> serde_json::Value {
+        let mut body = String::new();
+        scenario.write_event(&mut body, number, 7, "{}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    #[test]
+    fn as_many_events_in_turn_as_there_are_lanes_fill_all_of_them() {
+        let scenario =
+            Scenario { lanes: 1_000, are_lanes_in_turn: true, ..Scenario::single(1, Duration::from_secs(1), 0) };
+        let keys: HashSet<String> = (0..1_000).map(|number| event(&scenario, number)["key"].to_string()).collect();
+        assert_eq!(keys.len(), 1_000);
+    }
+
+    #[test]
+    fn ids_ascend_unless_they_are_random_and_end_in_the_time_of_hand_in_and_the_number() {
+        let ascending = Scenario::single(1, Duration::from_secs(1), 0);
+        let random = Scenario { has_random_ids: true, ..ascending.clone() };
+        let ids = |scenario: &Scenario| -> Vec<String> {
+            (0..100).map(|number| event(scenario, number)["id"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(ids(&ascending)[99], "000000000007-99");
+        let random = ids(&random);
+        assert!(random[99].ends_with("-000000000007-99"), "{}", random[99]);
+        let ascends = random.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!((25..75).contains(&ascends), "{ascends} of 99 ascend");
+    }
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::DeadCause;
 use crate::model::failing_endpoints::FailingEndpoints;
-use crate::model::figure_time::{WINDOW_MS, floor, later};
+use crate::model::figure_time::{WINDOW_MS, millis_later, span_beginning};
 use crate::model::figures::{EarlyAttempts, SloCounts, WindowFigures};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::result_class::ResultClass;
@@ -55,11 +55,11 @@ pub fn seeded_rows(seed: &FigureSeed) -> anyhow::Result<Vec<SeededRow>> {
     let endpoints = || seed.endpoints.iter().map(|(_, id)| FigureScope::Endpoint(tenant.clone(), EndpointId(*id)));
     let scopes: Vec<FigureScope> =
         [FigureScope::Gateway, FigureScope::Tenant(tenant.clone())].into_iter().chain(endpoints()).collect();
-    let last = floor(Timestamp::from_millisecond(seed.until)?, WINDOW_MS);
+    let last = span_beginning(Timestamp::from_millisecond(seed.until)?, WINDOW_MS);
     let endpoint_no = |id: EndpointId| seed.endpoints.iter().find(|(_, known)| *known == id.0).map(|(no, _)| *no);
     let mut rows = Vec::new();
     for back in 1..=WINDOWS {
-        let at = later(last, -back * WINDOW_MS);
+        let at = millis_later(last, -back * WINDOW_MS);
         for scope in &scopes {
             let Some(numbers) = numbers(scope, |_| Some(seed.tenant_no), endpoint_no) else { continue };
             let row = figure_row(scope.clone(), back.unsigned_abs(), seed.endpoints)?;

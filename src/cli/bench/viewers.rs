@@ -22,13 +22,28 @@ use super::load;
 /// How often a page that is seen asks for itself again, as the pages' script has it.
 const REFRESH: Duration = Duration::from_secs(3);
 
+/// Most sessions: so many sign-ins are let in at once.
+const SESSIONS_MAX: usize = 100;
+/// Most tokens of the tenant.
+const TOKENS_MAX: usize = 100_000;
+
+/// How many parts of a list are read for its first row.
+const PARTS_MAX: usize = 100;
+
 /// A page that is looked at.
 #[derive(Debug, Clone)]
 pub struct BenchPage {
     /// Name of the page, without ids.
     pub name: String,
     path: String,
-    session: Arc<str>,
+    is_of_portal: bool,
+}
+
+/// The cookies of one person, for both sites.
+#[derive(Debug, Clone)]
+pub struct BenchSession {
+    operator: Arc<str>,
+    portal: Arc<str>,
 }
 
 /// What was measured of one page.
@@ -70,23 +85,53 @@ async fn sign_in(group: &GatewayGroup, path: &str, token: &str) -> anyhow::Resul
     Ok(cookie.with_context(|| format!("signing in was answered {}", response.status()))?.into())
 }
 
-/// Signs in to both sites; returns the pages that are looked at, one of each kind. The
-/// overview is the first.
+/// Signs people in to both sites, each with tokens of their own: nobody shares more with
+/// another than the gateway lets them. Beyond [`SESSIONS_MAX`] they share sessions.
+pub async fn sign_in_all(group: &GatewayGroup, count: usize) -> anyhow::Result<Vec<BenchSession>> {
+    let tenant = group.tenant();
+    // A store that is kept gets tokens with each run.
+    let limits = json!({"limits": {"tokens": TOKENS_MAX}}).to_string();
+    group.call(Method::PATCH, &format!("/v1/tenants/{tenant}"), &limits).await?;
+    let token = async |document: Value| {
+        let made: Value = serde_json::from_str(&group.call(Method::POST, "/v1/tokens", &document.to_string()).await?)?;
+        anyhow::Ok(made["token"].as_str().context("a token was made")?.to_owned())
+    };
+    let mut sessions = Vec::new();
+    for number in 0..count.clamp(1, SESSIONS_MAX) {
+        let name = format!("bench-{number}");
+        let operator = token(json!({"rights": ["admin"], "name": name})).await?;
+        let customer = token(json!({"tenant": tenant, "rights": ["manage", "read"], "name": name})).await?;
+        let operator = sign_in(group, "/sign-in", &operator).await?;
+        let portal = sign_in(group, "/portal/sign-in", &customer).await?;
+        sessions.push(BenchSession { operator, portal });
+    }
+    Ok(sessions)
+}
+
+/// Returns the pages that are looked at, one of each kind. The overview is the first.
 pub async fn pages(group: &GatewayGroup) -> anyhow::Result<Vec<BenchPage>> {
     let tenant = group.tenant();
     let call = async |method: Method, path: &str, body: &str| {
         let answer = group.call(method, path, body).await?;
         anyhow::Ok(serde_json::from_str::<Value>(&answer)?)
     };
+    // A list looks back a part of the history at a time.
     let first = async |list: &str| {
-        let answer = call(Method::GET, &format!("/v1/tenants/{tenant}/{list}"), "").await?;
-        let id = answer["data"][0]["id"].as_str().with_context(|| format!("there is nothing in {list}"))?;
-        anyhow::Ok(id.to_owned())
+        let mut next = String::new();
+        for _ in 0..PARTS_MAX {
+            let answer = call(Method::GET, &format!("/v1/tenants/{tenant}/{list}{next}"), "").await?;
+            if let Some(id) = answer["data"][0]["id"].as_str() {
+                return anyhow::Ok(id.to_owned());
+            }
+            match answer["next"].as_str() {
+                Some(cursor) => next = format!("&cursor={cursor}"),
+                None => break,
+            }
+        }
+        bail!("there is nothing in {list}")
     };
     let nothing = json!({"kind": "replay", "filter": {"key": "bench-nothing"}}).to_string();
     let job = call(Method::POST, &format!("/v1/tenants/{tenant}/jobs"), &nothing).await?;
-    let token = json!({"tenant": tenant, "rights": ["manage", "read"], "name": "bench"}).to_string();
-    let token = call(Method::POST, "/v1/tokens", &token).await?;
     let ids = [
         ("{tenant}", tenant.to_owned()),
         ("{endpoint}", first("endpoints?limit=1").await?),
@@ -96,15 +141,13 @@ pub async fn pages(group: &GatewayGroup) -> anyhow::Result<Vec<BenchPage>> {
         ("{dead}", first("dead-letters?limit=1").await?),
         ("{job}", job["id"].as_str().context("a job has an id")?.to_owned()),
     ];
-    let operator = sign_in(group, "/sign-in", group.node(0).token()).await?;
-    let portal = sign_in(group, "/portal/sign-in", token["token"].as_str().context("a token was made")?).await?;
-    let page = |name: &&str, session: &Arc<str>| BenchPage {
+    let page = |name: &&str, is_of_portal: bool| BenchPage {
         name: (*name).to_owned(),
         path: ids.iter().fold((*name).to_owned(), |path, (name, id)| path.replace(name, id)),
-        session: session.clone(),
+        is_of_portal,
     };
-    let operator = OPERATOR_PAGES.iter().map(|name| page(name, &operator));
-    Ok(operator.chain(PORTAL_PAGES.iter().map(|name| page(name, &portal))).collect())
+    let operator = OPERATOR_PAGES.iter().map(|name| page(name, false));
+    Ok(operator.chain(PORTAL_PAGES.iter().map(|name| page(name, true))).collect())
 }
 
 const OPERATOR_PAGES: [&str; 28] = [
@@ -158,12 +201,16 @@ pub type Viewers = JoinSet<anyhow::Result<TimesByPage>>;
 
 /// Opens every page once, so that each is known to work and how large it is; the time
 /// is not counted, since nothing is in memory yet.
-pub async fn open_all(group: &GatewayGroup, pages: &[BenchPage]) -> anyhow::Result<TimesByPage> {
+pub async fn open_all(
+    group: &GatewayGroup,
+    pages: &[BenchPage],
+    session: &BenchSession,
+) -> anyhow::Result<TimesByPage> {
     let address = group.node(0).address();
     let mut connection = load::connect(address).await?;
     let mut seen = TimesByPage::new();
     for page in pages {
-        let answer = page.ask(&mut connection, address, None).await?;
+        let answer = page.ask(&mut connection, address, session, None).await?;
         let times = PageTimes { bytes: answer.bytes, ..PageTimes::new()? };
         seen.insert(page.name.clone(), times);
     }
@@ -185,12 +232,19 @@ pub async fn view_pages(mut viewers: Viewers, all: &mut TimesByPage) -> anyhow::
 
 /// Starts people who each look at one page after the other, and stay at each for two
 /// refreshes.
-pub fn start(group: &GatewayGroup, pages: &[BenchPage], count: usize, duration: Duration) -> Viewers {
+pub fn start(
+    group: &GatewayGroup,
+    pages: &[BenchPage],
+    sessions: &[BenchSession],
+    count: usize,
+    duration: Duration,
+) -> Viewers {
     let mut viewers = JoinSet::new();
     let until = Instant::now() + duration;
     for number in 0..count {
         let (address, pages) = (group.node(number).address(), pages.to_vec());
-        viewers.spawn(async move { view_in_turn(address, &pages, number, until).await });
+        let session = sessions[number % sessions.len()].clone();
+        viewers.spawn(async move { view_in_turn(address, &pages, &session, number, until).await });
     }
     viewers
 }
@@ -198,6 +252,7 @@ pub fn start(group: &GatewayGroup, pages: &[BenchPage], count: usize, duration: 
 async fn view_in_turn(
     address: SocketAddr,
     pages: &[BenchPage],
+    session: &BenchSession,
     number: usize,
     until: Instant,
 ) -> anyhow::Result<TimesByPage> {
@@ -214,7 +269,7 @@ async fn view_in_turn(
             if began >= until {
                 return Ok(seen);
             }
-            let answer = page.ask(&mut connection, address, etag.take()).await?;
+            let answer = page.ask(&mut connection, address, session, etag.take()).await?;
             let took = u64::try_from(began.elapsed().as_micros())?;
             if !seen.contains_key(&page.name) {
                 seen.insert(page.name.clone(), PageTimes::new()?);
@@ -241,11 +296,13 @@ impl BenchPage {
         &self,
         connection: &mut ApiConnection,
         address: SocketAddr,
+        session: &BenchSession,
         etag: Option<HeaderValue>,
     ) -> anyhow::Result<PageBytes> {
+        let cookie = if self.is_of_portal { &session.portal } else { &session.operator };
         let mut request = hyper::Request::get(self.path.as_str())
             .header(HOST, address.to_string())
-            .header(COOKIE, &*self.session)
+            .header(COOKIE, &**cookie)
             .header("sec-fetch-site", "same-origin");
         if let Some(etag) = etag {
             request = request.header(IF_NONE_MATCH, etag);

@@ -9,7 +9,7 @@ use posthaste_client::{Client, Endpoint, ListQuery};
 
 use super::receivers::DemoReceiver;
 use crate::model::span::Span;
-use crate::model::suggested_command::quoted;
+use crate::model::suggested_command::quote;
 
 /// How often it is looked whether there is a dead letter to explain.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -53,7 +53,7 @@ impl Guide<'_> {
         for (receiver, _) in self.receivers {
             writeln!(text, "  {:<6} {:<14} answers {}", receiver.tenant, receiver.name, receiver.answers())?;
         }
-        let file = quoted(&self.token_file.display().to_string());
+        let file = quote(&self.token_file.display().to_string());
         writeln!(text, "\nPaste this into another terminal first, then whatever you like to look at:")?;
         writeln!(text, "  export POSTHASTE_SERVER=http://{} POSTHASTE_TOKEN_FILE={file}", self.address)?;
         Ok(text)
@@ -66,25 +66,29 @@ impl Guide<'_> {
 
     /// Returns what there is to see, and the command that shows it.
     fn commands(&self, dead: &str) -> Vec<(&'static str, String)> {
-        let (flaky, limiting) = (self.endpoint("flaky"), self.endpoint("rate-limiting"));
+        let (flaky, slow, limiting) = (self.endpoint("flaky"), self.endpoint("slow"), self.endpoint("rate-limiting"));
         let (dying, refusing) = (self.endpoint("dying"), self.endpoint("refusing"));
         vec![
-            ("The dashboard, signed in; the link works once:", "dashboard".to_owned()),
+            (
+                "The dashboard: open the address that this prints; it signs you in once, within two minutes:",
+                "dashboard".to_owned(),
+            ),
             ("How the gateway is doing, and what needs attention:", "status".to_owned()),
             (
-                "Flaky: what was answered 503, and when it is tried again:",
+                "Flaky: what was answered 503 waits; `next or finished` says when it is tried again:",
                 format!("deliveries list --tenant shop --endpoint {flaky} --limit 10"),
             ),
             (
-                "Slow: four customers, each in order, one delivery at a time; the rest waits for its key:",
-                "deliveries list --tenant bank --state waiting --limit 10".to_owned(),
+                "Slow: four customers, each in order; the head of each is on its way, and the rest waits behind it:",
+                format!("endpoints lanes {slow} --tenant bank"),
             ),
             (
-                "Rate-limiting: after a 429 nothing is sent for the five seconds that it asked for:",
+                "Rate-limiting: a 429 asked for five seconds; nothing is sent until `backpressure_until`, if that is set:",
                 format!("endpoints get {limiting} --tenant bank"),
             ),
             (
-                "Dying: after 15 seconds it drops every connection for a minute; its breaker opens and holds the backlog:",
+                "Dying: after 15 seconds it drops every connection for a minute. Then `health.breaker` is open, and \
+                 `health.waiting` grows:",
                 format!("endpoints get {dying} --tenant press"),
             ),
             (
@@ -97,11 +101,11 @@ impl Guide<'_> {
             ),
             ("How many died, where and why:", "dead-letters groups --tenant press".to_owned()),
             (
-                "After a minute it is repaired: send its dead letters again, and what waited follows:",
+                "After a minute it is repaired (earlier, they die again): send its dead letters again, and what waited follows:",
                 format!("dead-letters replay --endpoint {refusing} --tenant press"),
             ),
             (
-                "The same event twice is accepted once:",
+                "Run this twice: the second time `duplicate` is true, and nothing is sent:",
                 "send order.paid '{\"n\": 1}' --id mine-1 --tenant shop".to_owned(),
             ),
         ]
@@ -113,5 +117,5 @@ impl Guide<'_> {
 fn program() -> String {
     let typed = std::env::args().next().unwrap_or_else(|| "posthaste".to_owned());
     let path = std::env::current_exe().ok().filter(|_| typed.contains('/'));
-    quoted(&path.map_or(typed, |path| path.display().to_string()))
+    quote(&path.map_or(typed, |path| path.display().to_string()))
 }

@@ -12,11 +12,11 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use http::Method;
 use posthaste_client::Client;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use self::guide::Guide;
 use self::receivers::DEMO_RECEIVERS;
+use super::end_signals::EndSignals;
 use super::failure::CommandFailure;
 use super::output::print;
 use crate::app::{App, StartOptions};
@@ -50,8 +50,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
             args.listen.0
         )));
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = EndSignals::catch()?;
     let folder = tempfile::Builder::new().prefix("posthaste-demo-").tempdir().context("cannot make a folder")?;
     let settings = settings(folder.path(), &args)?;
     let app = App::start(&settings, StartOptions::default()).await?;
@@ -64,14 +63,13 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let sent = Arc::new(AtomicU64::new(0));
     let running = DemoTasks::default();
     let story = async {
-        perform(&app, folder.path(), &args, &running, &sent).await?;
+        run_demo(&app, folder.path(), &args, &running, &sent).await?;
         std::future::pending::<anyhow::Result<()>>().await
     };
     let ended = tokio::select! {
         failed = story => failed,
         () = over => Ok(()),
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        _ = signals.received() => Ok(()),
     };
     drop(running);
     app.stop().await;
@@ -83,7 +81,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
 }
 
 /// Creates the tenants and their endpoints, starts traffic, and prints the guide.
-async fn perform(
+async fn run_demo(
     app: &App,
     folder: &Path,
     args: &DemoArgs,

@@ -2,7 +2,8 @@
 //! gateway does with what it should do.
 //!
 //! The endpoint itself is not touched: a test tenant has an endpoint with the same
-//! settings, and is deleted afterwards. Invariant: nothing leaves the machine.
+//! settings, and is deleted afterwards. Invariant: nothing but this machine is called,
+//! and it listens on loopback unless another address was named.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,19 +15,19 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use self::findings::{DrillRecord, Finding};
 use self::scenario::{DrillScenario, TestedSettings};
 use self::stage::DrillStage;
 use super::client::ClientArgs;
+use super::end_signals::EndSignals;
 use super::failure::{CommandFailure, ExitReason};
 use super::listen::ledger::RequestLedger;
 use super::listen::receiver::ListenReceiver;
 use super::listen::record::{ReceivedRequest, Recorder, read_recording};
 use super::listen::script::ScriptedReply;
-use super::output::{OutputFormat, parse, pretty, print};
+use super::output::{OutputFormat, format_json, parse, print};
 use super::screen::Screen;
 use super::table::Table;
 use crate::config::ListenAddress;
@@ -47,7 +48,7 @@ pub struct DrillArgs {
     /// How the receiver fails.
     #[arg(long, value_enum)]
     scenario: DrillScenario,
-    /// Where the receiver of the drill listens, on this machine; the gateway must be allowed to call it.
+    /// Where the receiver of the drill listens, on this machine; all nodes must reach it and be allowed to call it.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", hide_default_value = true)]
     listen: ListenAddress,
     /// Whom to mail as the owner of the endpoint; nobody otherwise.
@@ -60,28 +61,27 @@ pub struct DrillArgs {
 
 /// Runs the drill, prints what happened, and fails if it is not what should have.
 pub async fn run(args: DrillArgs) -> anyhow::Result<()> {
-    if !args.listen.0.ip().is_loopback() {
+    if args.listen.0.ip().is_unspecified() {
         bail!(CommandFailure::usage(format!(
-            "--listen {} is not an address of this machine alone; a drill takes 127.0.0.1 and a port",
+            "--listen {} names no address that a gateway could call; name one of this machine's, such as 127.0.0.1:0",
             args.listen.0
         )));
     }
     // From here on, so that whoever ends the drill while it is set up leaves nothing behind.
-    let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut signals = EndSignals::catch()?;
     let mut client = args.access.client().await?;
     let source = parse(&client.get(client.tenant_url(&["endpoints", &args.endpoint])?).await?)?;
     let format = client.format;
     let settings = tested_settings(&source)?;
     let folder = tempfile::tempdir().context("cannot make a folder for the recordings")?;
     let receiver = DrillReceiver::start(args.listen.0, &args.scenario.script(&settings), &folder, "requests").await?;
-    let alerts = DrillReceiver::start(SocketAddr::from(([127, 0, 0, 1], 0)), "200", &folder, "alerts").await?;
+    let alerts = DrillReceiver::start(SocketAddr::new(args.listen.0.ip(), 0), "200", &folder, "alerts").await?;
     let url = args.scenario.url(receiver.address);
     let mail_to = args.mail_to.as_deref();
     let mut stage = DrillStage::set_up(client, &source, &url, receiver.address, alerts.address, mail_to).await?;
     let record = tokio::select! {
-        record = perform(&mut stage, &args, settings, &receiver, &alerts) => record,
-        _ = interrupted.recv() => Err(anyhow::anyhow!("the drill was interrupted; its tenant is deleted")),
-        _ = terminated.recv() => Err(anyhow::anyhow!("the drill was told to end; its tenant is deleted")),
+        record = run_drill(&mut stage, &args, settings, &receiver, &alerts) => record,
+        why = signals.received() => Err(anyhow::anyhow!("the drill {why}; its tenant is deleted")),
     };
     stage.remove().await?;
     report(format, &args, &record?.findings())
@@ -89,7 +89,7 @@ pub async fn run(args: DrillArgs) -> anyhow::Result<()> {
 
 /// Hands in events, waits for the outage to be noticed, repairs it, and collects what
 /// happened.
-async fn perform(
+async fn run_drill(
     stage: &mut DrillStage,
     args: &DrillArgs,
     settings: TestedSettings,
@@ -104,7 +104,7 @@ async fn perform(
         // Without a breaker the first failures are enough to see.
         let within = if is_awaited { args.patience.0 } else { settings.timeout + Duration::from_secs(1) };
         if stage.wait_for_breaker(within).await? {
-            had_attention = Some(stage.attention().await?.contains("breaker_open"));
+            had_attention = Some(stage.has_attention("breaker_open").await?);
         }
         match scenario {
             DrillScenario::Tls | DrillScenario::Dns => stage.repair(&format!("http://{}/", receiver.address)).await?,
@@ -125,7 +125,8 @@ async fn perform(
         _ => None,
     };
     let arrivals = receiver.requests()?.into_iter().map(|request| request.at).collect();
-    Ok(DrillRecord { scenario, settings, deliveries, arrivals, history, had_attention, alerts, is_mailed })
+    let patience = args.patience.0;
+    Ok(DrillRecord { scenario, settings, patience, deliveries, arrivals, history, had_attention, alerts, is_mailed })
 }
 
 fn tested_settings(endpoint: &Value) -> anyhow::Result<TestedSettings> {
@@ -155,7 +156,7 @@ fn report(format: OutputFormat, args: &DrillArgs, findings: &[Finding]) -> anyho
                 })
                 .collect();
             let document = json!({"scenario": args.scenario.name(), "endpoint": args.endpoint, "findings": rows});
-            print(&pretty(&document.to_string()))?;
+            print(&format_json(&document.to_string()))?;
         }
         OutputFormat::Table => {
             let row = |finding: &Finding| {

@@ -1,7 +1,6 @@
 //! Sets up the test tenant of a drill, watches it, and removes it again.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -9,16 +8,21 @@ use http::Method;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::app::host_name;
 use crate::cli::client::Client;
 use crate::cli::failure::{CommandFailure, ExitReason};
 use crate::cli::output::parse;
 use crate::cli::request::JsonBody;
 use crate::config::NetworkList;
+use crate::lifecycle::egress::guard::{Guard, GuardRefusal};
+use crate::lifecycle::egress::target::{Host, Target};
 
 /// Settings of an endpoint that decide how it is called.
 const COPIED: &[&str] = &["retry", "status_rules", "max_in_flight", "rate", "timeout", "breaker"];
 /// Interval at which the test tenant is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How often it is looked for what may take a moment.
+const LOOKS_MAX: usize = 50;
 
 /// The test tenant of a drill.
 pub struct DrillStage {
@@ -43,7 +47,8 @@ impl DrillStage {
         mail_to: Option<&str>,
     ) -> anyhow::Result<Self> {
         let cluster = parse(&client.get(client.url(&["cluster"])?).await?)?;
-        check_nodes(client.is_on_this_machine(), cluster["nodes"].as_array().map_or(1, Vec::len))?;
+        let nodes = cluster["nodes"].as_array().into_iter().flatten().filter_map(|node| node["name"].as_str());
+        check_nodes(client.is_on_this_machine(), &host_name(), nodes, receiver.ip())?;
         let settings = parse(&client.get(client.url(&["settings"])?).await?)?;
         check_egress(&settings, receiver, url)?;
         let tenant = format!("drill-{:08x}", rand::random::<u32>());
@@ -141,16 +146,21 @@ impl DrillStage {
         Ok(attempts)
     }
 
-    /// Returns the kinds of what needs attention.
-    pub async fn attention(&mut self) -> anyhow::Result<BTreeSet<String>> {
-        let items = self.list(&["attention"], &[]).await?;
-        Ok(items.iter().filter_map(|item| item["kind"].as_str()).map(str::to_owned).collect())
+    /// Whether something of this kind needs attention. A node that is not the owner
+    /// hears of it a moment later.
+    pub async fn has_attention(&mut self, kind: &str) -> anyhow::Result<bool> {
+        for _ in 0..LOOKS_MAX {
+            if self.list(&["attention"], &[]).await?.iter().any(|item| item["kind"] == kind) {
+                return Ok(true);
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(false)
     }
 
     /// Whether the owner was mailed. A mail that is due may take a moment.
     pub async fn is_mailed(&mut self, is_due: bool) -> anyhow::Result<bool> {
-        const LOOKS: usize = 50;
-        for _ in 0..LOOKS {
+        for _ in 0..LOOKS_MAX {
             if !self.endpoint().await?["mailed_at"].is_null() {
                 return Ok(true);
             }
@@ -199,40 +209,63 @@ fn setting<'a>(settings: &'a Value, name: &str) -> Option<&'a str> {
     all.iter().find(|setting| setting["name"] == name)?["value"].as_str()
 }
 
-/// Refuses a gateway that may be on another machine than the receiver.
-fn check_nodes(is_on_this_machine: bool, nodes: usize) -> anyhow::Result<()> {
-    let why = if !is_on_this_machine {
-        "the gateway is named by an address that others can reach; run the drill on its machine, with --server http://127.0.0.1:PORT".to_owned()
-    } else if nodes > 1 {
+/// Refuses a receiver on loopback if a node may be on another machine.
+fn check_nodes<'a>(
+    is_called_here: bool,
+    this_host: &str,
+    nodes: impl Iterator<Item = &'a str>,
+    receiver: IpAddr,
+) -> anyhow::Result<()> {
+    // The name of a node is its host and its process; an embedded store has one node without a host.
+    let is_elsewhere = |name: &str| name.split_once('/').map_or(!is_called_here, |(host, _)| host != this_host);
+    let mut elsewhere = nodes.filter(|name| is_elsewhere(name));
+    let Some(node) = elsewhere.next().filter(|_| receiver.is_loopback()) else { return Ok(()) };
+    bail!(CommandFailure::new(
+        ExitReason::Refused,
         format!(
-            "the gateway has {nodes} nodes, and the receiver of a drill is reached from this machine alone; use a gateway with one node"
+            "node {node} may run on another machine than this one ({this_host}), and {receiver} means another machine to \
+             each; run the drill on its machine with --server http://127.0.0.1:PORT, or name with --listen an address of \
+             this machine that every node reaches, such as --listen 10.0.0.5:0"
         )
-    } else {
-        return Ok(());
-    };
-    bail!(CommandFailure::new(ExitReason::Refused, why))
+    ))
 }
 
 /// Refuses a drill whose receiver the gateway may not call, or whose name somebody else
 /// would be asked for.
 fn check_egress(settings: &Value, receiver: SocketAddr, url: &str) -> anyhow::Result<()> {
-    let networks: NetworkList =
-        setting(settings, "allow-egress").unwrap_or_default().parse().unwrap_or(NetworkList(Vec::new()));
-    if !networks.0.iter().any(|network| network.contains(&receiver.ip())) {
-        bail!(CommandFailure::new(
-            ExitReason::Refused,
-            format!(
-                "the gateway may not call {0}, where the receiver of the drill listens; start it with --allow-egress {0}/{1}",
-                receiver.ip(),
-                if receiver.is_ipv4() { 32 } else { 128 }
-            )
+    let refuse = |why: String| bail!(CommandFailure::new(ExitReason::Refused, why));
+    let networks = |name: &str| {
+        let list = setting(settings, name).unwrap_or_default().parse::<NetworkList>();
+        list.map_or_else(|_| Vec::new(), |list| list.0)
+    };
+    let guard = Guard {
+        allowed: networks("allow-egress"),
+        denied: networks("deny-egress"),
+        ports: vec![receiver.port()],
+        is_http_allowed: setting(settings, "allow-http") == Some("true"),
+        own: Vec::new(),
+    };
+    let target = Target { host: Host::Address(receiver.ip()), port: receiver.port(), is_tls: false };
+    let way = match guard.check(&target) {
+        Ok(()) => None,
+        Err(GuardRefusal::NotPublic(address)) => {
+            Some(format!("start it with --allow-egress {address}/{}", if address.is_ipv4() { 32 } else { 128 }))
+        }
+        Err(GuardRefusal::Plain) => Some("start it with --allow-http, since the receiver speaks no TLS".to_owned()),
+        Err(other) => Some(other.to_string()),
+    };
+    if let Some(way) = way {
+        return refuse(format!(
+            "the gateway may not call {}, where the receiver of the drill listens; {way}",
+            receiver.ip()
         ));
     }
     if url.contains(".invalid:") && setting(settings, "dns") == Some("system") {
-        bail!(CommandFailure::new(
-            ExitReason::Refused,
-            "the gateway looks names up with the machine's resolver (--dns system), which may ask others for the name of the drill; start it with --dns own"
-        ));
+        return refuse(
+            "the gateway looks names up with the machine's resolver (--dns system), which may ask others for the name of \
+             the drill; start it with --dns own"
+                .to_owned(),
+        );
     }
     Ok(())
 }
@@ -246,10 +279,32 @@ mod tests {
     }
 
     #[test]
-    fn a_drill_stays_on_one_machine() {
-        assert!(check_nodes(true, 1).is_ok());
-        assert!(check_nodes(false, 1).unwrap_err().to_string().contains("run the drill on its machine"));
-        assert!(check_nodes(true, 3).unwrap_err().to_string().contains("has 3 nodes"));
+    fn a_receiver_on_loopback_takes_nodes_on_the_same_machine() {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let check = |is_called_here, nodes: &[&str], receiver| {
+            check_nodes(is_called_here, "shop-1", nodes.iter().copied(), receiver).map_err(|no| no.to_string())
+        };
+        assert_eq!(check(true, &["embedded"], loopback), Ok(()));
+        assert_eq!(check(false, &["shop-1/7", "shop-1/9"], loopback), Ok(()), "a balancer may stand before them");
+        let refused = check(false, &["embedded"], loopback).unwrap_err();
+        assert!(refused.contains("run the drill on its machine"), "{refused}");
+        let refused = check(true, &["shop-1/7", "shop-2/9"], loopback).unwrap_err();
+        assert!(refused.contains("node shop-2/9 may run on another machine"), "{refused}");
+        assert_eq!(check(false, &["shop-2/9", "shop-3/9"], IpAddr::from([10, 0, 0, 5])), Ok(()));
+    }
+
+    #[test]
+    fn a_receiver_at_another_address_takes_plain_requests_to_it() {
+        let receiver = "10.0.0.5:9000".parse().unwrap();
+        let open = json!({"name": "allow-egress", "value": "10.0.0.0/8"});
+        let said = |settings: Value| {
+            check_egress(&json!({"data": settings}), receiver, "http://10.0.0.5:9000/").map_err(|no| no.to_string())
+        };
+        assert!(said(json!([])).unwrap_err().ends_with("start it with --allow-egress 10.0.0.5/32"));
+        assert!(said(json!([open])).unwrap_err().contains("start it with --allow-http"));
+        assert_eq!(said(json!([open, {"name": "allow-http", "value": "true"}])), Ok(()));
+        let closed = json!({"name": "deny-egress", "value": "10.0.0.0/24"});
+        assert!(said(json!([open, closed])).unwrap_err().contains("--deny-egress closes"));
     }
 
     #[test]

@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use self::settings::{EndpointSettingsArgs, KeyArgs};
 use super::client::{Client, ClientArgs};
-use super::confirm::{ConfirmArgs, cancelled};
+use super::confirm::{ConfirmArgs, cancelled_words};
 use super::failure::CommandFailure;
 use super::find;
 use super::jobs::BackfillArgs;
 use super::output::{self, Column};
-use super::request::{JsonBody, PageArgs, ask};
+use super::request::{JsonBody, PageArgs, add_filters};
+use crate::api::endpoint_list::EndpointSort;
 use crate::api::secrets::OVERLAP_DEFAULT;
 use crate::clock::{Clock, SystemClock};
 use crate::model::endpoint::EndpointState;
@@ -22,7 +23,7 @@ use crate::model::health::BreakerState;
 use crate::model::named_enum::{NamedEnum, parser};
 use crate::model::signing::SignatureProfile;
 use crate::model::span::Span;
-use crate::model::suggested_command::quoted;
+use crate::model::suggested_command::quote;
 
 mod settings;
 
@@ -118,18 +119,18 @@ enum EndpointsAction {
 
 #[derive(Debug, clap::Args)]
 struct EndpointsList {
-    /// Those of every tenant; this needs the admin token.
+    /// Show the endpoints of every tenant; this needs the admin token.
     #[arg(long)]
     all: bool,
-    /// Those whose last answer was a failure.
+    /// Only endpoints whose last answer was a failure.
     #[arg(long)]
     failing: bool,
-    /// With this text in their id, tenant, URL, description or owner's address.
+    /// With this text in their id, tenant, URL, description, metadata or owner's address.
     #[arg(long, value_name = "TEXT")]
     q: Option<String>,
     /// In this order: newest, attention, failures or waiting.
-    #[arg(long, value_parser = ["newest", "attention", "failures", "waiting"])]
-    sort: Option<String>,
+    #[arg(long, value_parser = parser::<EndpointSort>())]
+    sort: Option<EndpointSort>,
     /// In this state.
     #[arg(long, value_parser = parser::<EndpointState>())]
     state: Option<EndpointState>,
@@ -156,37 +157,46 @@ struct NoteArgs {
 }
 
 const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("state", |row, _| output::text(row, "state")),
-    ("breaker", |row, _| output::text(&row["health"], "breaker")),
-    ("waiting", |row, _| output::text(&row["health"], "waiting")),
-    ("url", |row, _| output::text(row, "url")),
-    ("event types", |row, _| output::text(row, "event_types")),
-    ("ordering", |row, _| output::text(row, "ordering")),
-    ("description", |row, _| output::text(row, "description")),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("state", |row, _| output::text_cell(row, "state")),
+    ("breaker", |row, _| output::text_cell(&row["health"], "breaker")),
+    ("waiting", |row, _| output::text_cell(&row["health"], "waiting")),
+    ("url", |row, _| output::text_cell(row, "url")),
+    ("event types", |row, _| output::text_cell(row, "event_types")),
+    ("ordering", |row, _| output::text_cell(row, "ordering")),
+    ("description", |row, _| output::text_cell(row, "description")),
+];
+
+/// Further columns of endpoints that fail. They stand before the URL.
+const FAILING_COLUMNS: &[Column] = &[
+    ("failures", |row, _| {
+        let number = |field: &str| row["health"][field].as_u64().unwrap_or(0);
+        number("consecutive_failures").max(number("consecutive_refusals")).to_string()
+    }),
+    ("failing since", |row, now| output::instant_cell(&row["health"], "failing_since", now)),
 ];
 
 const SECRET_COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("secret", |row, _| output::text(row, "secret")),
-    ("public key", |row, _| output::text(row, "public_key")),
-    ("created at", |row, now| output::time(row, "created_at", now)),
-    ("expires at", |row, now| output::time(row, "expires_at", now)),
+    ("id", |row, _| output::text_cell(row, "id")),
+    ("secret", |row, _| output::text_cell(row, "secret")),
+    ("public key", |row, _| output::text_cell(row, "public_key")),
+    ("created at", |row, now| output::instant_cell(row, "created_at", now)),
+    ("expires at", |row, now| output::instant_cell(row, "expires_at", now)),
 ];
 
 const LANE_COLUMNS: &[Column] = &[
-    ("key", |row, _| output::text(row, "key")),
-    ("head", |row, _| output::text(row, "head")),
-    ("blocked", |row, _| output::text(row, "blocked")),
-    ("since", |row, now| output::time(row, "since", now)),
-    ("waiting behind it", |row, _| output::text(row, "waiting")),
+    ("key", |row, _| output::text_cell(row, "key")),
+    ("head", |row, _| output::text_cell(row, "head")),
+    ("blocked", |row, _| output::text_cell(row, "blocked")),
+    ("since", |row, now| output::instant_cell(row, "since", now)),
+    ("waiting behind it", |row, _| output::text_cell(row, "waiting")),
 ];
 
 const HISTORY_COLUMNS: &[Column] = &[
-    ("at", |row, now| output::time(row, "at", now)),
-    ("what", |row, _| output::text(row, "what")),
-    ("by", |row, _| output::text(row, "by")),
-    ("reason", |row, _| output::text(row, "reason")),
+    ("at", |row, now| output::instant_cell(row, "at", now)),
+    ("what", |row, _| output::text_cell(row, "what")),
+    ("by", |row, _| output::text_cell(row, "by")),
+    ("reason", |row, _| output::text_cell(row, "reason")),
 ];
 
 /// Does it and prints the answer.
@@ -228,16 +238,20 @@ async fn list(client: &mut Client, which: EndpointsList) -> anyhow::Result<()> {
     let mut url = if which.all { client.url(&["endpoints"])? } else { client.tenant_url(&["endpoints"])? };
     let (state, breaker) = (which.state.map(NamedEnum::as_str), which.breaker.map(NamedEnum::as_str));
     let failing = which.failing.then_some("true");
-    ask(&mut url, &[("state", state), ("breaker", breaker), ("failing", failing)]);
-    ask(&mut url, &[("q", which.q.as_deref()), ("sort", which.sort.as_deref())]);
-    which.page.ask(&mut url);
-    let tenant: Column = ("tenant", |row, _| output::text(row, "tenant"));
-    let columns: Vec<Column> = which.all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect();
-    output::list(client.format, &client.get(url).await?, "endpoints", &columns)
+    add_filters(&mut url, &[("state", state), ("breaker", breaker), ("failing", failing)]);
+    add_filters(&mut url, &[("q", which.q.as_deref()), ("sort", which.sort.map(NamedEnum::as_str))]);
+    which.page.add_to_query(&mut url);
+    let tenant: Column = ("tenant", |row, _| output::text_cell(row, "tenant"));
+    let mut columns: Vec<Column> = which.all.then_some(tenant).into_iter().chain(COLUMNS.iter().copied()).collect();
+    if which.failing {
+        let at = columns.iter().position(|(title, _)| *title == "url").unwrap_or(columns.len());
+        columns.splice(at..at, FAILING_COLUMNS.iter().copied());
+    }
+    output::print_list(client.format, &client.get(url).await?, "endpoints", &columns)
 }
 
 async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    output::record(client.format, &find::get(client, "endpoint", &["endpoints", id]).await?)
+    output::print_record(client.format, &find::get_of_tenant(client, "endpoint", &["endpoints", id]).await?)
 }
 
 async fn create(
@@ -250,8 +264,8 @@ async fn create(
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
     let mut shown = vec!["id", "url", "event_types", "state", "secret"];
     shown.extend(Some("public_key").filter(|_| settings.signs_with_ed25519()));
-    output::extract(client.format, &answer, &shown)?;
-    output::done(client.format, &receiver_hint(&output::parse(&answer)?))
+    output::print_fields(client.format, &answer, &shown)?;
+    output::print_sentence(client.format, &receiver_hint(&output::parse(&answer)?))
 }
 
 /// Returns what the receiver of a new endpoint needs, ready to paste.
@@ -259,9 +273,9 @@ fn receiver_hint(endpoint: &Value) -> String {
     let (key, exports) = keys_to_paste(endpoint);
     let hint =
         format!("\nThe receiver verifies every request with it, as libraries for Standard Webhooks do:{exports}");
-    match local_address(&output::text(endpoint, "url")) {
+    match local_address(&output::text_cell(endpoint, "url")) {
         Some(address) => {
-            let listen = format!("posthaste listen --listen {address} --secret {}", quoted(&key));
+            let listen = format!("posthaste listen --listen {address} --secret {}", quote(&key));
             format!("{hint}\nA receiver to try it with:\n  {listen}")
         }
         None => hint,
@@ -272,13 +286,13 @@ fn receiver_hint(endpoint: &Value) -> String {
 /// receiver all it verifies with. Other signatures than the standard one are always
 /// made with the secret.
 fn keys_to_paste(endpoint: &Value) -> (String, String) {
-    let secret = output::text(endpoint, "secret");
-    let secret_line = format!("\n  export WEBHOOK_SECRET={}", quoted(&secret));
+    let secret = output::text_cell(endpoint, "secret");
+    let secret_line = format!("\n  export WEBHOOK_SECRET={}", quote(&secret));
     let others = endpoint["signatures"].as_array().into_iter().flatten();
     let has_others = others.filter_map(Value::as_str).any(|profile| profile != "standard");
     match endpoint["public_key"].as_str() {
         Some(key) => {
-            let key_line = format!("\n  export WEBHOOK_PUBLIC_KEY={}", quoted(key));
+            let key_line = format!("\n  export WEBHOOK_PUBLIC_KEY={}", quote(key));
             (key.to_owned(), if has_others { format!("{key_line}{secret_line}") } else { key_line })
         }
         None => (secret, secret_line),
@@ -314,13 +328,13 @@ async fn update(
         !body.is_empty(),
         CommandFailure::usage("nothing to change; give a setting, such as --event-type (see --help)")
     );
-    output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
+    output::print_record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
 
 async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> anyhow::Result<()> {
     let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
     let body = Some(body).filter(|body| !body.is_empty());
-    output::record(client.format, &client.post(url, body).await?)
+    output::print_record(client.format, &client.post(url, body).await?)
 }
 
 async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &KeyArgs) -> anyhow::Result<()> {
@@ -328,7 +342,7 @@ async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &
     let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
     let url = client.tenant_url(&["endpoints", id, "secrets", "rotate"])?;
     let answer = client.post(url, Some(body).filter(|body| !body.is_empty())).await?;
-    output::record(client.format, &answer)?;
+    output::print_record(client.format, &answer)?;
     let rotated = output::parse(&answer)?;
     let pasted = serde_json::json!({
         "secret": rotated["secret"],
@@ -338,7 +352,8 @@ async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &
     let (_, exports) = keys_to_paste(&pasted);
     let overlap = overlap.unwrap_or(OVERLAP_DEFAULT).0;
     let now = SystemClock.now();
-    let until = now.checked_add(overlap).ok().filter(|_| !overlap.is_zero()).map(|until| output::moment(until, now));
+    let until =
+        now.checked_add(overlap).ok().filter(|_| !overlap.is_zero()).map(|until| output::render_moment(until, now));
     let profiles: Vec<SignatureProfile> = serde_json::from_value(endpoint["signatures"].clone()).unwrap_or_default();
     let words = match until {
         Some(until) if profiles.iter().any(|profile| profile.carries_one()) => format!(
@@ -348,38 +363,46 @@ async fn rotate(client: &mut Client, id: &str, overlap: Option<Span>, brought: &
         Some(until) => format!("The old secret signs as well until {until}; the receiver verifies with the new one:"),
         None => "The old secret does not sign any more; the receiver verifies with the new one:".to_owned(),
     };
-    output::done(client.format, &format!("\n{words}{exports}"))
+    output::print_sentence(client.format, &format!("\n{words}{exports}"))
 }
 
 async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id])?;
     let endpoint = output::parse(&client.get(url.clone()).await?)?;
     let waiting = |endpoint: &Value| endpoint["health"]["waiting"].as_u64();
-    let whose = format!("{} of tenant {}", output::text(&endpoint, "url"), client.tenant);
-    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting(&endpoint))))?;
+    let whose = format!("{} of tenant {}", output::text_cell(&endpoint, "url"), client.tenant);
+    confirm.confirm(&format!(
+        "this deletes endpoint {id} ({whose}), and cancels {}",
+        cancelled_words(waiting(&endpoint))
+    ))?;
     // The answer may have taken a while.
     let waiting = waiting(&output::parse(&client.get(url.clone()).await?)?);
     client.call(Method::DELETE, url, None).await?;
-    output::deleted(client.format, id, waiting, &format!("deleted {id}, and cancelled {}", cancelled(waiting)))
+    output::print_deleted(
+        client.format,
+        id,
+        waiting,
+        &format!("deleted {id}, and cancelled {}", cancelled_words(waiting)),
+    )
 }
 
 async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id, "secrets"])?;
-    output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
+    output::print_list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
 }
 
 async fn history(client: &mut Client, id: &str, page: PageArgs) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints", id, "history"])?;
-    page.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "milestones", HISTORY_COLUMNS)
+    page.add_to_query(&mut url);
+    output::print_list(client.format, &client.get(url).await?, "changes of its state or breaker", HISTORY_COLUMNS)
 }
 
 async fn lanes(client: &mut Client, id: &str, blocked: bool, page: PageArgs) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints", id, "lanes"])?;
-    ask(&mut url, &[("blocked", blocked.then_some("true"))]);
-    page.ask(&mut url);
+    add_filters(&mut url, &[("blocked", blocked.then_some("true"))]);
+    page.add_to_query(&mut url);
     let what = if blocked { "blocked lanes" } else { "lanes with deliveries to make" };
-    output::list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
+    output::print_list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
 }
 
 #[cfg(test)]

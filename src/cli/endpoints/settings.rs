@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::cli::request::{JsonBody, json, rate};
+use crate::cli::request::{JsonBody, parse_json, parse_rate};
 use crate::model::delivery::BodyFormat;
 use crate::model::endpoint::{ListensTo, OnDead, Ordering};
 use crate::model::named_enum::{NamedEnum, parser};
@@ -31,13 +31,13 @@ pub struct KeyArgs {
 impl KeyArgs {
     /// Adds the keys that were given to a body.
     pub fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
-        let (secret, key) = (read(self.secret_file.as_deref())?, read(self.private_key_file.as_deref())?);
+        let (secret, key) = (read_file(self.secret_file.as_deref())?, read_file(self.private_key_file.as_deref())?);
         Ok(body.field("secret", secret.as_ref()).field("private_key", key.as_ref()))
     }
 }
 
 /// The text of a file, if one is named.
-fn read(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+fn read_file(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     let Some(file) = file else { return Ok(None) };
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(Some(text.trim().to_owned()))
@@ -63,7 +63,7 @@ struct TlsArgs {
 
 impl TlsArgs {
     /// As a patch, if anything was given: what is null is taken away.
-    fn json(&self) -> anyhow::Result<Option<Value>> {
+    fn as_patch(&self) -> anyhow::Result<Option<Value>> {
         let mut fields = serde_json::Map::new();
         for (name, file) in [
             ("ca", &self.tls_ca),
@@ -71,7 +71,7 @@ impl TlsArgs {
             ("client_key", &self.tls_client_key),
         ] {
             let Some(file) = file else { continue };
-            let text = read(Some(file.as_path()).filter(|file| *file != Path::new("none")))?;
+            let text = read_file(Some(file.as_path()).filter(|file| *file != Path::new("none")))?;
             fields.insert(name.to_owned(), text.into());
         }
         if let Some(version) = self.tls_min_version {
@@ -119,28 +119,28 @@ pub struct EndpointSettingsArgs {
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
     /// How often it may be called: per second and at once, such as 500/50; none for the default.
-    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    #[arg(long, value_name = "N/BURST", value_parser = parse_rate)]
     rate: Option<String>,
     /// Mail address to notify when it fails for long; none for nobody.
     #[arg(long, value_name = "ADDRESS")]
     owner_email: Option<String>,
     /// When its breaker opens: off, on, or JSON such as '{"consecutive_failures":5,"cooldown":"30s"}'.
-    #[arg(long, value_name = "on|off|JSON", value_parser = breaker)]
+    #[arg(long, value_name = "on|off|JSON", value_parser = parse_breaker)]
     breaker: Option<String>,
     /// A header to send along, such as X-Team=billing.
-    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_header)]
     headers: Vec<(String, String)>,
     /// Metadata, such as team=billing.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = metadata)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_metadata)]
     metadata: Vec<(String, String)>,
     /// The retry policy: a preset (standard, quick, hourly, stepped, patient, long), or JSON such as '{"schedule":["30s","2m"],"max_attempts":5}'.
-    #[arg(long, value_name = "PRESET|JSON", value_parser = retry)]
+    #[arg(long, value_name = "PRESET|JSON", value_parser = parse_retry)]
     retry: Option<String>,
     /// What answers mean here: a table (default, strict, lenient), or JSON such as '{"404":"refuse","5xx":"retry"}'.
     #[arg(long, value_name = "TABLE|JSON", value_parser = status_rules)]
     status_rules: Option<String>,
     /// Rules on the data, such as '{"path":"/amount","gt":100}'; null for none.
-    #[arg(long, value_name = "JSON", value_parser = json)]
+    #[arg(long, value_name = "JSON", value_parser = parse_json)]
     filter: Option<String>,
     /// The deadline of an attempt, such as 10s; one below 5s is also the deadline for connecting.
     #[arg(long, value_name = "SPAN")]
@@ -158,7 +158,7 @@ const RETRY_FIELDS: &[&str] =
     &["preset", "backoff", "schedule", "jitter", "max_attempts", "max_age", "retry_after_max"];
 const FILTER_FIELDS: &[&str] = &["all", "any", "not", "path", "equals", "in", "exists", "gt", "lt", "prefix"];
 
-fn replaced(json: &str, fields: &[&str]) -> String {
+fn replace_whole(json: &str, fields: &[&str]) -> String {
     let Ok(Value::Object(mut object)) = serde_json::from_str(json) else { return json.to_owned() };
     for field in fields {
         object.entry(*field).or_insert(Value::Null);
@@ -171,8 +171,8 @@ impl EndpointSettingsArgs {
     /// objects.
     pub fn replacing(&self) -> Self {
         Self {
-            retry: self.retry.as_deref().map(|json| replaced(json, RETRY_FIELDS)),
-            filter: self.filter.as_deref().map(|json| replaced(json, FILTER_FIELDS)),
+            retry: self.retry.as_deref().map(|json| replace_whole(json, RETRY_FIELDS)),
+            filter: self.filter.as_deref().map(|json| replace_whole(json, FILTER_FIELDS)),
             ..self.clone()
         }
     }
@@ -186,7 +186,7 @@ impl EndpointSettingsArgs {
     /// all known ones.
     pub fn replacing_status_rules(&self, known: &Value) -> Self {
         let codes: Vec<&str> = known.as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
-        Self { status_rules: self.status_rules.as_deref().map(|json| replaced(json, &codes)), ..self.clone() }
+        Self { status_rules: self.status_rules.as_deref().map(|json| replace_whole(json, &codes)), ..self.clone() }
     }
 
     /// Whether deliveries are signed with Ed25519, so that there is a public key
@@ -212,7 +212,7 @@ impl EndpointSettingsArgs {
 
     /// Returns the names of inherited settings that were given; the word `none`
     /// stands for an empty list.
-    fn inherited(&self) -> Option<Vec<&str>> {
+    fn inherited_fields(&self) -> Option<Vec<&str>> {
         let names: Vec<&str> = self.inherits.iter().map(String::as_str).collect();
         match names[..] {
             [] => None,
@@ -223,11 +223,11 @@ impl EndpointSettingsArgs {
 
     /// Adds the settings that were given to a body.
     pub fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
-        let (headers, metadata) = (object(&self.headers), object(&self.metadata));
+        let (headers, metadata) = (object_of_pairs(&self.headers), object_of_pairs(&self.metadata));
         let body = body
             .field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
             .field("listens_to", self.listens_to.as_ref())
-            .field("inherits", self.inherited().as_ref())
+            .field("inherits", self.inherited_fields().as_ref())
             .field("description", self.description.as_ref())
             .field("ordering", self.ordering.as_ref())
             .field("on_dead", self.on_dead.as_ref())
@@ -236,16 +236,16 @@ impl EndpointSettingsArgs {
             .field("signing", self.signing.as_ref())
             .field("signatures", Some(&self.signatures).filter(|profiles| !profiles.is_empty()))
             .field("max_in_flight", self.max_in_flight.as_ref())
-            .raw("rate", self.rate.as_deref().map(str::as_bytes))
+            .json_field("rate", self.rate.as_deref().map(str::as_bytes))
             .field("owner_email", self.owner_email.as_deref().map(none_is_null).as_ref())
-            .raw("breaker", self.breaker.as_deref().map(str::as_bytes))
+            .json_field("breaker", self.breaker.as_deref().map(str::as_bytes))
             .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
             .field("metadata", Some(&metadata).filter(|metadata| !metadata.is_empty()))
-            .raw("retry", self.retry.as_deref().map(str::as_bytes))
-            .raw("status_rules", self.status_rules.as_deref().map(str::as_bytes))
-            .raw("filter", self.filter.as_deref().map(str::as_bytes))
+            .json_field("retry", self.retry.as_deref().map(str::as_bytes))
+            .json_field("status_rules", self.status_rules.as_deref().map(str::as_bytes))
+            .json_field("filter", self.filter.as_deref().map(str::as_bytes))
             .field("timeout", self.deadlines().as_ref())
-            .field("tls", self.tls.json()?.as_ref());
+            .field("tls", self.tls.as_patch()?.as_ref());
         Ok(body)
     }
 }
@@ -256,52 +256,52 @@ fn none_is_null(text: &str) -> Option<&str> {
 }
 
 /// Reads a breaker: `on`, `off`, or JSON.
-fn breaker(text: &str) -> Result<String, String> {
+fn parse_breaker(text: &str) -> Result<String, String> {
     match text {
         "off" => Ok(r#"{"enabled":false}"#.to_owned()),
         "on" => Ok(r#"{"enabled":true}"#.to_owned()),
-        text if text.trim_start().starts_with('{') => json(text),
+        text if text.trim_start().starts_with('{') => parse_json(text),
         _ => Err("write off, on, or JSON in braces such as '{\"consecutive_failures\":5}'".to_owned()),
     }
 }
 
-fn header(text: &str) -> Result<(String, String), String> {
-    pair(text, "X-Team=billing")
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    parse_pair(text, "X-Team=billing")
 }
 
-fn metadata(text: &str) -> Result<(String, String), String> {
-    pair(text, "team=billing")
+fn parse_metadata(text: &str) -> Result<(String, String), String> {
+    parse_pair(text, "team=billing")
 }
 
-fn pair(text: &str, example: &str) -> Result<(String, String), String> {
+fn parse_pair(text: &str, example: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.trim().to_owned())),
         _ => Err(format!("write a name, = and a value, such as {example}")),
     }
 }
 
-fn object(pairs: &[(String, String)]) -> BTreeMap<&str, &str> {
+fn object_of_pairs(pairs: &[(String, String)]) -> BTreeMap<&str, &str> {
     pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
 /// Reads a retry policy: the name of a preset, or JSON.
-fn retry(text: &str) -> Result<String, String> {
+fn parse_retry(text: &str) -> Result<String, String> {
     let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.as_str()).collect();
-    named(text, &names)
+    parse_name_or_json(text, &names)
 }
 
 /// Reads rules for answers: the name of a table, or JSON.
 fn status_rules(text: &str) -> Result<String, String> {
     let names: Vec<&str> = StatusTable::ALL.iter().map(|table| table.as_str()).collect();
-    named(text, &names)
+    parse_name_or_json(text, &names)
 }
 
-fn named(text: &str, names: &[&str]) -> Result<String, String> {
+fn parse_name_or_json(text: &str, names: &[&str]) -> Result<String, String> {
     if names.contains(&text) {
         return Ok(serde_json::json!({ "preset": text }).to_string());
     }
     if text.trim_start().starts_with('{') {
-        return json(text);
+        return parse_json(text);
     }
     Err(format!("there is none of that name; write one of {}, or JSON in braces", names.join(", ")))
 }
@@ -316,11 +316,11 @@ mod tests {
 
     #[test]
     fn a_header_is_split_at_its_first_equals_sign() {
-        assert_eq!(header("X-Team=billing"), Ok(("X-Team".into(), "billing".into())));
-        assert_eq!(header("Authorization=Basic YTpi=="), Ok(("Authorization".into(), "Basic YTpi==".into())));
-        assert_eq!(header("X-Empty="), Ok(("X-Empty".into(), String::new())));
+        assert_eq!(parse_header("X-Team=billing"), Ok(("X-Team".into(), "billing".into())));
+        assert_eq!(parse_header("Authorization=Basic YTpi=="), Ok(("Authorization".into(), "Basic YTpi==".into())));
+        assert_eq!(parse_header("X-Empty="), Ok(("X-Empty".into(), String::new())));
         for text in ["", "X-Team", "=billing", " =x"] {
-            assert!(header(text).unwrap_err().contains("such as X-Team=billing"), "{text}");
+            assert!(parse_header(text).unwrap_err().contains("such as X-Team=billing"), "{text}");
         }
     }
 
@@ -339,16 +339,16 @@ mod tests {
     #[test]
     fn a_breaker_has_words_for_the_usual_and_nobody_is_nobody() {
         let settings = EndpointSettingsArgs {
-            rate: Some(rate("100/20").unwrap()),
+            rate: Some(parse_rate("100/20").unwrap()),
             owner_email: Some("none".into()),
-            breaker: Some(breaker("off").unwrap()),
+            breaker: Some(parse_breaker("off").unwrap()),
             ..EndpointSettingsArgs::default()
         };
         let expected = r#"{"rate":{"burst":20,"per_second":100.0},"owner_email":null,"breaker":{"enabled":false}}"#;
         assert_eq!(sent(&settings), expected);
-        let usual = EndpointSettingsArgs { rate: Some(rate("none").unwrap()), ..EndpointSettingsArgs::default() };
+        let usual = EndpointSettingsArgs { rate: Some(parse_rate("none").unwrap()), ..EndpointSettingsArgs::default() };
         assert_eq!((sent(&usual), sent(&usual.for_new_endpoint())), (r#"{"rate":null}"#.into(), "{}".into()));
-        assert!(breaker("never").unwrap_err().contains("in braces"));
+        assert!(parse_breaker("never").unwrap_err().contains("in braces"));
     }
 
     #[test]
@@ -372,6 +372,6 @@ mod tests {
         let body = sent(&EndpointSettingsArgs { tls, ..EndpointSettingsArgs::default() });
         assert_eq!(body, r#"{"tls":{"ca":"-----BEGIN","client_key":null,"min_version":"1.3"}}"#);
         let missing = TlsArgs { tls_ca: Some(folder.path().join("gone.pem")), ..TlsArgs::default() };
-        assert!(missing.json().unwrap_err().to_string().contains("gone.pem"));
+        assert!(missing.as_patch().unwrap_err().to_string().contains("gone.pem"));
     }
 }

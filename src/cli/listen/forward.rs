@@ -17,7 +17,7 @@ use url::Url;
 use super::record::ReceivedRequest;
 use super::shown_body::shown_body;
 use crate::cli::client::describe_error;
-use crate::cli::output::clean;
+use crate::cli::output::escape_control_characters;
 use crate::model::span::Span;
 
 /// Longest time that the service may take. The gateway waits for at most a minute.
@@ -93,7 +93,7 @@ impl ForwardedRequest {
                 let body = shown_body(answer.body());
                 format!("    the service answered {} after {took}: {body}\n", answer.status().as_u16())
             }
-            Err(problem) => format!("    {}\n", clean(problem)),
+            Err(problem) => format!("    {}\n", escape_control_characters(problem)),
         }
     }
 }

@@ -91,7 +91,7 @@ impl RequestLedger {
         now: Timestamp,
     ) -> ReceiverReply {
         self.totals.requests += 1;
-        let kind = self.kind(id, signature);
+        let kind = self.classify(id, signature);
         self.totals.repeats += u64::from(kind == RequestKind::Repeat);
         if is_dropped {
             self.totals.dropped += 1;
@@ -107,7 +107,7 @@ impl RequestLedger {
             RequestKind::Forged => self.totals.refused += 1,
             RequestKind::Duplicate => self.totals.duplicates += 1,
             RequestKind::New | RequestKind::Repeat => match reply.action {
-                ReplyAction::Answer(answer) if answer.status.is_success() => self.apply(id),
+                ReplyAction::Answer(answer) if answer.status.is_success() => self.record_applied(id),
                 ReplyAction::Drop => self.totals.dropped += 1,
                 ReplyAction::Answer(_) | ReplyAction::Pass | ReplyAction::Hang => {}
             },
@@ -118,12 +118,12 @@ impl RequestLedger {
     /// Records that the service answered a forwarded request with success.
     pub fn record_passed(&mut self, id: Option<&str>, kind: RequestKind) {
         match kind {
-            RequestKind::New | RequestKind::Repeat => self.apply(id),
+            RequestKind::New | RequestKind::Repeat => self.record_applied(id),
             RequestKind::Duplicate | RequestKind::Forged => {}
         }
     }
 
-    fn kind(&mut self, id: Option<&str>, signature: &SignatureCheck) -> RequestKind {
+    fn classify(&mut self, id: Option<&str>, signature: &SignatureCheck) -> RequestKind {
         if matches!(signature, SignatureCheck::Refused(_)) {
             return RequestKind::Forged;
         }
@@ -140,7 +140,7 @@ impl RequestLedger {
         }
     }
 
-    fn apply(&mut self, id: Option<&str>) {
+    fn record_applied(&mut self, id: Option<&str>) {
         self.totals.applied += 1;
         if let Some(applied) = id.and_then(|id| self.events.get_mut(id)) {
             *applied = true;

@@ -14,7 +14,6 @@ use http::StatusCode;
 use parking_lot::Mutex;
 use posthaste_receiver::{Profile, Verifier};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
 use self::forward::Forwarder;
@@ -24,6 +23,7 @@ use self::receiver::ListenReceiver;
 use self::record::{Recorder, read_recording};
 use self::script::{AnswerScript, ReplyAction, ScriptedReply};
 use super::contexts_file::server_url;
+use super::end_signals::EndSignals;
 use super::failure::{CommandFailure, ExitReason};
 use super::output::print;
 use crate::clock::{Clock, SystemClock};
@@ -83,28 +83,27 @@ pub struct ListenArgs {
 /// Listens until it is stopped, or takes the requests of a recording; then prints the
 /// totals.
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
-    let script = script(&args)?;
-    let verifier = verifier(&args.secrets)?;
+    let script = answer_script(&args)?;
+    let verifier = build_verifier(&args.secrets)?;
     if let Some(recording) = &args.replay {
-        return replay(recording, &args, script, verifier).await;
+        return replay_recording(recording, &args, script, verifier).await;
     }
     let recorder = args.record.as_deref().map(Recorder::open).transpose()?;
     let listener = TcpListener::bind(args.listen.0).await.map_err(|problem| {
         anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen.0)
     })?;
-    let mut terminated = signal(SignalKind::terminate())?;
+    let mut signals = EndSignals::catch()?;
     print(&banner(listener.local_addr()?, &args, &script))?;
-    let receiver = Arc::new(ListenReceiver { recorder, ..receiver(&args, script, verifier) });
+    let receiver = Arc::new(ListenReceiver { recorder, ..build_receiver(&args, script, verifier) });
     tokio::select! {
         () = receiver.clone().serve(listener) => {}
-        interrupted = tokio::signal::ctrl_c() => interrupted?,
-        _ = terminated.recv() => {}
+        _ = signals.received() => {}
     }
     print(&format!("\n{}", receiver.totals()))
 }
 
 /// Returns the script that was given, else what is usual.
-fn script(args: &ListenArgs) -> anyhow::Result<AnswerScript> {
+fn answer_script(args: &ListenArgs) -> anyhow::Result<AnswerScript> {
     let is_forwarding = args.forward.is_some();
     let usual = if is_forwarding { "pass" } else { "200" };
     let script = args.respond.clone().unwrap_or_else(|| usual.parse().expect("a status and pass are scripts"));
@@ -116,7 +115,7 @@ fn script(args: &ListenArgs) -> anyhow::Result<AnswerScript> {
     Ok(script)
 }
 
-fn receiver(args: &ListenArgs, script: AnswerScript, verifier: Option<Verifier>) -> ListenReceiver {
+fn build_receiver(args: &ListenArgs, script: AnswerScript, verifier: Option<Verifier>) -> ListenReceiver {
     let duplicate_reply = match args.forward {
         Some(_) => ScriptedReply { action: ReplyAction::Pass, delay: Duration::ZERO },
         None => ScriptedReply::plain(StatusCode::OK),
@@ -134,7 +133,7 @@ fn receiver(args: &ListenArgs, script: AnswerScript, verifier: Option<Verifier>)
 }
 
 /// Takes the requests of a recording, one after the other.
-async fn replay(
+async fn replay_recording(
     recording: &Path,
     args: &ListenArgs,
     script: AnswerScript,
@@ -142,7 +141,7 @@ async fn replay(
 ) -> anyhow::Result<()> {
     let requests = read_recording(recording)?;
     let signer = ReplaySigner::new(&args.secrets).filter(|_| args.forward.is_some());
-    let receiver = receiver(args, script, verifier);
+    let receiver = build_receiver(args, script, verifier);
     let (count, mut failed) = (requests.len(), 0);
     for mut request in requests {
         if let Some(signer) = &signer {
@@ -179,7 +178,7 @@ fn banner(address: SocketAddr, args: &ListenArgs, script: &AnswerScript) -> Stri
 
 /// Returns the verifier of the secrets, if there are any. The command line's parser does
 /// not check them, because it would repeat the secret in its message.
-fn verifier(secrets: &[String]) -> anyhow::Result<Option<Verifier>> {
+fn build_verifier(secrets: &[String]) -> anyhow::Result<Option<Verifier>> {
     if secrets.is_empty() {
         return Ok(None);
     }
@@ -209,8 +208,10 @@ mod tests {
     #[test]
     fn a_wrong_secret_is_refused_without_repeating_it() {
         let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned();
-        assert!(verifier(std::slice::from_ref(&good)).unwrap().is_some() && verifier(&[]).unwrap().is_none());
-        let refusal = verifier(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
+        assert!(
+            build_verifier(std::slice::from_ref(&good)).unwrap().is_some() && build_verifier(&[]).unwrap().is_none()
+        );
+        let refusal = build_verifier(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
         assert!(refusal.starts_with("secret 2 is neither") && !refusal.contains("short"), "{refusal}");
     }
 }

@@ -22,10 +22,10 @@ use super::forward::{ForwardedRequest, Forwarder};
 use super::ledger::{ReceiverReply, RequestKind, RequestLedger, RequestTotals, SignatureCheck};
 use super::record::{ReceivedRequest, Recorder};
 use super::script::{ReplyAction, ScriptedAnswer};
-use super::show::{kind_words, render, replied};
+use super::show::{kind_words, render, reply_words};
 use super::shown_body::shown_body;
 use crate::cli::client::fetch_link;
-use crate::cli::output::clean;
+use crate::cli::output::escape_control_characters;
 use crate::clock::{Clock, SystemClock};
 
 const BODY_BYTES_MAX: usize = 16 * 1_024 * 1_024;
@@ -97,18 +97,18 @@ impl ListenReceiver {
         }
         // In a task of its own: a sender that gives up does not cut off what is forwarded.
         let receiver = self.clone();
-        let handled = tokio::spawn(async move { receiver.handle(&request).await });
+        let handled = tokio::spawn(async move { receiver.decide_reply(&request).await });
         self.answer(handled.await.map_err(|_| ConnectionDropped)?).await
     }
 
     /// Verifies, forwards and prints a request, and decides the reply.
-    async fn handle(&self, request: &ReceivedRequest) -> HandledRequest {
+    async fn decide_reply(&self, request: &ReceivedRequest) -> HandledRequest {
         let signature = self.check_signature(&request.headers, &request.body, request.at);
         let is_dropped = self.drop_share > 0.0 && rand::random::<f64>() < self.drop_share;
         let reply = self.ledger.lock().decide(request.id(), &signature, is_dropped, request.at);
         let forwarded = self.forward(request, reply).await;
         if self.prints {
-            write_out(&render(request, &signature, &replied(reply, forwarded.as_ref()), forwarded.as_ref()));
+            write_out(&render(request, &signature, &reply_words(reply, forwarded.as_ref()), forwarded.as_ref()));
             if self.fetches && reply.kind != RequestKind::Forged {
                 // The gateway is answered first: it counts the time that the receiver takes.
                 tokio::spawn(fetch_data(request.body.clone()));
@@ -186,14 +186,18 @@ fn write_out(text: &str) {
 /// Fetches what the body of a thin event links to, and prints it.
 async fn fetch_data(body: Bytes) {
     #[derive(serde::Deserialize)]
-    struct Thin {
+    struct ThinEvent {
         id: String,
         data_url: String,
     }
-    let Ok(Thin { id, data_url }) = serde_json::from_slice(&body) else { return };
+    let Ok(ThinEvent { id, data_url }) = serde_json::from_slice(&body) else { return };
     write_out(&match fetch_link(&data_url).await {
-        Ok(data) => format!("    data of {}: {}\n", clean(&id), shown_body(&data)),
-        Err(problem) => format!("    data of {} was not fetched: {}\n", clean(&id), clean(&format!("{problem:#}"))),
+        Ok(data) => format!("    data of {}: {}\n", escape_control_characters(&id), shown_body(&data)),
+        Err(problem) => format!(
+            "    data of {} was not fetched: {}\n",
+            escape_control_characters(&id),
+            escape_control_characters(&format!("{problem:#}"))
+        ),
     });
 }
 

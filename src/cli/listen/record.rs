@@ -87,7 +87,7 @@ pub fn read_recording(path: &Path) -> anyhow::Result<Vec<ReceivedRequest>> {
     for (n, line) in BufReader::new(file).lines().enumerate() {
         let line = line.with_context(|| format!("cannot read the recording {}", path.display()))?;
         let request = serde_json::from_str::<RecordedLine>(&line).map_err(|problem| problem.to_string());
-        requests.push(request.and_then(RecordedLine::request).map_err(|problem| {
+        requests.push(request.and_then(RecordedLine::into_request).map_err(|problem| {
             CommandFailure::usage(format!(
                 "line {} of {} is no recorded request: {problem}; make a recording with `posthaste listen --record FILE`",
                 n + 1,
@@ -114,7 +114,7 @@ impl RecordedLine {
         }
     }
 
-    fn request(self) -> Result<ReceivedRequest, String> {
+    fn into_request(self) -> Result<ReceivedRequest, String> {
         let mut headers = HeaderMap::new();
         for (name, value) in self.headers {
             let bytes: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();

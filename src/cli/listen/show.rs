@@ -5,7 +5,7 @@ use super::ledger::{ReceiverReply, RequestKind, SignatureCheck};
 use super::record::ReceivedRequest;
 use super::script::ReplyAction;
 use super::shown_body::shown_body;
-use crate::cli::output::clean;
+use crate::cli::output::escape_control_characters;
 
 /// Renders the lines of a request: the request with its signature check and what was
 /// replied, its body, and the answer of the service it was forwarded to.
@@ -15,14 +15,16 @@ pub fn render(
     replied: &str,
     forwarded: Option<&ForwardedRequest>,
 ) -> String {
-    let header = |name: &str| request.headers.get(name).map(|value| clean(&String::from_utf8_lossy(value.as_bytes())));
+    let header = |name: &str| {
+        request.headers.get(name).map(|value| escape_control_characters(&String::from_utf8_lossy(value.as_bytes())))
+    };
     let mut line = format!("{:.3}  {}", request.at, header("webhook-id").unwrap_or_else(|| "no webhook-id".to_owned()));
     line.extend(header("x-event-type").map(|value| format!("  {value}")));
     line.extend(header("webhook-attempt").map(|value| format!("  attempt {value}")));
     line.extend(header("x-key").map(|value| format!("  key {value}")));
     line.extend(header("x-seq").map(|value| format!("  seq {value}")));
     if request.path != "/" {
-        line.push_str(&format!("  at {}", clean(&request.path)));
+        line.push_str(&format!("  at {}", escape_control_characters(&request.path)));
     }
     line.push_str(&format!("  {signature}  {replied}\n"));
     line.push_str(&format!("    {}\n", shown_body(&request.body)));
@@ -31,7 +33,7 @@ pub fn render(
 }
 
 /// Renders the reply to a request, in words.
-pub fn replied(reply: ReceiverReply, forwarded: Option<&ForwardedRequest>) -> String {
+pub fn reply_words(reply: ReceiverReply, forwarded: Option<&ForwardedRequest>) -> String {
     let kind = kind_words(reply.kind);
     match (reply.reply.action, forwarded) {
         (ReplyAction::Drop, _) => format!("{kind}dropped"),
@@ -79,7 +81,7 @@ mod tests {
         let received = ReceivedRequest { at, method: Method::POST, path: "/".to_owned(), headers, body };
         let answer = ScriptedAnswer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5), word: None };
         let reply = ScriptedReply { action: ReplyAction::Answer(answer), delay: Duration::from_secs(2) };
-        let replied = replied(ReceiverReply { kind: RequestKind::Repeat, reply }, None);
+        let replied = reply_words(ReceiverReply { kind: RequestKind::Repeat, reply }, None);
         let shown = render(&received, &SignatureCheck::Verified, &replied, None);
         assert_eq!(
             shown,

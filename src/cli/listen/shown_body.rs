@@ -1,6 +1,6 @@
 //! Renders a body in one line, for the terminal.
 
-use crate::cli::output::clean;
+use crate::cli::output::escape_control_characters;
 
 const BODY_BYTES_SHOWN: usize = 500;
 
@@ -10,13 +10,13 @@ pub fn shown_body(body: &[u8]) -> String {
         return "(empty)".to_owned();
     }
     if body.len() <= BODY_BYTES_SHOWN {
-        return clean(&String::from_utf8_lossy(body));
+        return escape_control_characters(&String::from_utf8_lossy(body));
     }
     // The cut is at the beginning of a UTF-8 character.
     let starts = (BODY_BYTES_SHOWN - 3..=BODY_BYTES_SHOWN).rev();
     let cut = starts.into_iter().find(|n| body[*n] & 0xC0 != 0x80).unwrap_or(BODY_BYTES_SHOWN);
     let more = format!(" … ({} bytes in all)", body.len());
-    format!("{}{more}", clean(&String::from_utf8_lossy(&body[..cut])))
+    format!("{}{more}", escape_control_characters(&String::from_utf8_lossy(&body[..cut])))
 }
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ async fn install_outbox(args: InstallArgs) -> anyhow::Result<()> {
     let url = args.location.given()?;
     if args.print {
         let from = match &url {
-            Some(url) => install::installed_version(url).await?,
+            Some(url) => install::upgradable_version(url).await?,
             None => 0,
         };
         return output::print(install::script(from, &roles).trim_end());
@@ -219,16 +219,21 @@ async fn show_status(args: OutboxStatusArgs) -> anyhow::Result<()> {
 
 /// Renders the status for people.
 fn render(database: &str, status: &OutboxStatus, refused: &[RefusedRowView], screen: Screen) -> String {
-    let ago = |seconds: f64| output::length(seconds.max(0.0) as u64);
+    let ago = |seconds: f64| output::render_length(seconds.max(0.0) as u64);
     let relay = match &status.relay {
-        Some(name) if status.lease_seconds > 0.0 => output::clean(name),
-        Some(name) => format!("none; the last one was {}", output::clean(name)),
+        Some(name) if status.lease_seconds > 0.0 => output::escape_control_characters(name),
+        Some(name) => format!("none; the last one was {}", output::escape_control_characters(name)),
         None => "none yet; start `posthaste serve --outbox URL` or `posthaste outbox relay`".to_owned(),
     };
     let lag = status.lag_seconds.map_or("0s".to_owned(), ago);
     let errors = match (&status.last_error, status.last_error_seconds) {
         (Some(error), Some(seconds)) => {
-            format!("{}; the last one {} ago: {}", status.errors, ago(seconds), output::clean(error))
+            format!(
+                "{}; the last one {} ago: {}",
+                status.errors,
+                ago(seconds),
+                output::escape_control_characters(error)
+            )
         }
         _ => status.errors.to_string(),
     };
@@ -248,9 +253,14 @@ fn render(database: &str, status: &OutboxStatus, refused: &[RefusedRowView], scr
         return text;
     }
     let cells = |row: &RefusedRowView| {
-        let key = row.key.as_deref().map_or("-".to_owned(), output::clean);
-        let named = [row.id.to_string(), output::clean(&row.tenant), output::clean(&row.event_type), key];
-        let why = [row.held.to_string(), row.code.clone(), output::clean(&row.reason)];
+        let key = row.key.as_deref().map_or("-".to_owned(), output::escape_control_characters);
+        let named = [
+            row.id.to_string(),
+            output::escape_control_characters(&row.tenant),
+            output::escape_control_characters(&row.event_type),
+            key,
+        ];
+        let why = [row.held.to_string(), row.code.clone(), output::escape_control_characters(&row.reason)];
         named.into_iter().chain(why).collect::<Vec<String>>()
     };
     let table = Table::new(

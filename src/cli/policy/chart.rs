@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::cli::output::wrapped;
+use crate::cli::output::wrap_text;
 use crate::model::preview::{OutageOdds, PlannedAttempt, Preview};
 use crate::model::span::Span;
 
@@ -16,10 +16,10 @@ const ROWS_FIRST: usize = 12;
 /// Renders the whole preview.
 pub fn draw(preview: &Preview) -> String {
     let parts = [
-        wrapped(&preview.policy, ""),
-        attempts(&preview.attempts),
-        survival(&preview.survival),
-        [&recovery(preview), &preview.age, ASSUMED].map(|text| wrapped(text, "")).join("\n"),
+        wrap_text(&preview.policy, ""),
+        render_attempts(&preview.attempts),
+        draw_survival(&preview.survival),
+        [&render_recovery(preview), &preview.age, ASSUMED].map(|text| wrap_text(text, "")).join("\n"),
     ];
     parts.map(|part| part.trim_end().to_owned()).join("\n\n")
 }
@@ -28,12 +28,12 @@ const ASSUMED: &str = "Assumed: each request fails at once and nothing else hold
                        its lane, a pause, the cap, the breaker). Odds come from simulated deliveries.";
 
 /// Renders one line per attempt: its times as text and on the plot.
-fn attempts(planned: &[PlannedAttempt]) -> String {
+fn render_attempts(planned: &[PlannedAttempt]) -> String {
     let axis = TimeAxis::of(planned);
-    let mut out = line("#", "earliest", "expected", "latest", &axis.labels);
+    let mut out = render_line("#", "earliest", "expected", "latest", &axis.labels);
     let row = |attempt: &PlannedAttempt| {
         let times = [attempt.earliest, attempt.expected, attempt.latest].map(Span::words);
-        line(&attempt.number.to_string(), &times[0], &times[1], &times[2], &axis.row(attempt))
+        render_line(&attempt.number.to_string(), &times[0], &times[1], &times[2], &axis.draw_window(attempt))
     };
     // An attempt that no simulated delivery reached gets no line.
     let reached: Vec<&PlannedAttempt> = planned.iter().filter(|attempt| attempt.odds > 0.0).collect();
@@ -43,20 +43,20 @@ fn attempts(planned: &[PlannedAttempt]) -> String {
         let typical_last =
             reached.iter().rposition(|attempt| attempt.odds >= 0.5).unwrap_or(ROWS_FIRST).max(ROWS_FIRST);
         reached[..ROWS_FIRST].iter().for_each(|attempt| out += &row(attempt));
-        out += &fold(&reached[ROWS_FIRST - 1..=typical_last]);
+        out += &render_skipped(&reached[ROWS_FIRST - 1..=typical_last]);
         out += &row(reached[typical_last]);
     }
-    out + &ending(&reached)
+    out + &render_age_limit(&reached)
 }
 
-fn line(number: &str, earliest: &str, expected: &str, latest: &str, plot: &str) -> String {
+fn render_line(number: &str, earliest: &str, expected: &str, latest: &str, plot: &str) -> String {
     let line = format!("{number:>4}  {earliest:>8}  {expected:>8}  {latest:>8}  {plot}");
     format!("{}\n", line.trim_end())
 }
 
 /// Renders the line that stands for the attempts between the first and the last of
 /// these.
-fn fold(run: &[&PlannedAttempt]) -> String {
+fn render_skipped(run: &[&PlannedAttempt]) -> String {
     let hidden = run.len().saturating_sub(2);
     if hidden == 0 {
         return String::new();
@@ -66,7 +66,7 @@ fn fold(run: &[&PlannedAttempt]) -> String {
     let sure = run.iter().filter(|attempt| attempt.odds == 1.0).count().max(2);
     let gap = |from: usize, to: usize| {
         let between = run[to].expected.as_millis() - run[from].expected.as_millis();
-        roughly(Span::millis(between / (to - from) as u64))
+        round_roughly(Span::millis(between / (to - from) as u64))
     };
     // Gaps of neighbours differ by rounding alone; gaps of whole thirds differ by the policy.
     let (last, third) = (sure - 1, sure.div_ceil(3).min(sure - 1));
@@ -81,7 +81,7 @@ fn fold(run: &[&PlannedAttempt]) -> String {
 
 /// Renders how many attempts there are if the age limit comes before the attempt
 /// limit.
-fn ending(reached: &[&PlannedAttempt]) -> String {
+fn render_age_limit(reached: &[&PlannedAttempt]) -> String {
     let count = |odds: f64| reached.iter().filter(|attempt| attempt.odds >= odds).count();
     match reached.last() {
         Some(last) if last.odds < 1.0 => {
@@ -131,11 +131,11 @@ impl TimeAxis {
         let least = planned.iter().map(left).filter(|millis| *millis > 0).min().unwrap_or(1);
         let from = MARKS.into_iter().rev().find(|mark| *mark <= least).unwrap_or(1);
         let axis = Self { from: from as f64, to: to.max(from * 2) as f64, columns: Vec::new(), labels: "0".to_owned() };
-        MARKS.into_iter().filter(|mark| (from..=to).contains(mark)).fold(axis, Self::marked)
+        MARKS.into_iter().filter(|mark| (from..=to).contains(mark)).fold(axis, Self::with_mark)
     }
 
     /// Adds a mark, if there is room for its label.
-    fn marked(mut self, millis: u64) -> Self {
+    fn with_mark(mut self, millis: u64) -> Self {
         let mark = Span::millis(millis);
         let label = mark.to_string();
         let column = self.column(mark).min(PLOT_WIDTH - label.len());
@@ -157,7 +157,7 @@ impl TimeAxis {
     }
 
     /// Draws the window of an attempt, with its expected time.
-    fn row(&self, attempt: &PlannedAttempt) -> String {
+    fn draw_window(&self, attempt: &PlannedAttempt) -> String {
         let mut cells = [' '; PLOT_WIDTH];
         self.columns.iter().for_each(|column| cells[*column] = '┊');
         let (from, to) = (self.column(attempt.earliest), self.column(attempt.latest));
@@ -165,7 +165,7 @@ impl TimeAxis {
         cells[self.column(attempt.expected)] = '●';
         if attempt.odds < 1.0 {
             // Attempts that only some reach come late, so the left part of their row is free.
-            let note = format!("{} get it ", percent(attempt.odds));
+            let note = format!("{} get it ", render_percent(attempt.odds));
             let start = from.saturating_sub(note.chars().count());
             note.chars().zip(&mut cells[start..]).for_each(|(letter, cell)| *cell = letter);
         }
@@ -174,7 +174,7 @@ impl TimeAxis {
 }
 
 /// Draws a bar for each outage.
-fn survival(outages: &[OutageOdds]) -> String {
+fn draw_survival(outages: &[OutageOdds]) -> String {
     const BAR_WIDTH: usize = 50;
     let mut out = "How many get over an outage that begins with their first attempt:\n".to_owned();
     for OutageOdds { outage, odds } in outages {
@@ -182,17 +182,18 @@ fn survival(outages: &[OutageOdds]) -> String {
         // Odds between 0 and 1 are never drawn as an empty or a full bar.
         let full = if *odds > 0.0 && *odds < 1.0 { full.clamp(1, BAR_WIDTH - 1) } else { full };
         let bar = "█".repeat(full) + &"░".repeat(BAR_WIDTH - full);
-        writeln!(out, "{:>8}  {bar}  {:>6}", outage.words(), percent(*odds)).expect("a string can be written to");
+        writeln!(out, "{:>8}  {bar}  {:>6}", outage.words(), render_percent(*odds))
+            .expect("a string can be written to");
     }
     out
 }
 
 /// Renders a share in percent: `100 %`, `99.9 %`, `7.3 %`.
-fn percent(odds: f64) -> String {
+fn render_percent(odds: f64) -> String {
     format!("{} %", (odds * 1_000.0).round() / 10.0)
 }
 
-fn recovery(preview: &Preview) -> String {
+fn render_recovery(preview: &Preview) -> String {
     if preview.attempts.len() == 1 {
         return "Nothing waits for the end of an outage: there is one attempt.".to_owned();
     }
@@ -207,7 +208,7 @@ fn recovery(preview: &Preview) -> String {
 }
 
 /// Rounds a time to about two digits.
-fn roughly(span: Span) -> Span {
+fn round_roughly(span: Span) -> Span {
     let millis = span.as_millis();
     let steps = [3_600_000, 600_000, 60_000, 10_000, 1_000, 100, 10];
     let step = steps.into_iter().find(|step| millis >= step * 20).unwrap_or(1);
@@ -270,7 +271,7 @@ mod tests {
 
     #[test]
     fn some_is_never_drawn_as_none_or_all() {
-        let bar = |odds| survival(&[OutageOdds { outage: Span::secs(60), odds }]);
+        let bar = |odds| draw_survival(&[OutageOdds { outage: Span::secs(60), odds }]);
         assert!(bar(0.001).contains('█') && bar(0.001).contains("0.1 %"));
         assert!(bar(0.999).contains('░') && bar(0.999).contains("99.9 %"));
         assert!(!bar(1.0).contains('░') && !bar(0.0).contains('█'));

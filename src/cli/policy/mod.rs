@@ -11,7 +11,7 @@ use clap::Subcommand;
 
 use super::client::ClientArgs;
 use super::find;
-use super::output::{self, OutputFormat, clean, print};
+use super::output::{self, OutputFormat, escape_control_characters, print};
 use crate::model::named_enum::parser;
 use crate::model::parse_fault::{data_fault, json_fault};
 use crate::model::policy::RetryPolicy;
@@ -72,7 +72,7 @@ pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
 /// its breaker pauses their age.
 async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<(RetryPolicy, Option<bool>)> {
     let mut client = access.client().await?;
-    let answer = output::parse(&find::get(&mut client, "endpoint", &["endpoints", endpoint]).await?)?;
+    let answer = output::parse(&find::get_of_tenant(&mut client, "endpoint", &["endpoints", endpoint]).await?)?;
     let mut policy = policy_from_json(endpoint, answer["retry"].to_string().as_bytes())?;
     // What the tenant's ceiling leaves of it.
     let capped = |name: &str| answer["capped"][name].as_str();
@@ -106,9 +106,9 @@ fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
     let spec: RetrySpec = match serde_path_to_error::deserialize(&mut reader) {
         Ok(spec) => spec,
         Err(located) if located.inner().is_data() => {
-            let pointer = pointer(located.path());
+            let pointer = pointer_of_path(located.path());
             let problem = data_fault(&located.inner().to_string());
-            bail!("{file}, at {pointer}: {}; {SUCH_AS}", clean(&problem));
+            bail!("{file}, at {pointer}: {}; {SUCH_AS}", escape_control_characters(&problem));
         }
         Err(located) => bail!("{file} is not JSON: {}; {SUCH_AS}", json_fault(bytes, located.inner())),
     };
@@ -118,13 +118,15 @@ fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
 
 /// Returns a path as a JSON pointer; `/` for the whole document, whose pointer is an
 /// empty text.
-fn pointer(path: &serde_path_to_error::Path) -> String {
+fn pointer_of_path(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     let pointer: String = path
         .iter()
         .filter_map(|segment| match segment {
             Segment::Seq { index } => Some(format!("/{index}")),
-            Segment::Map { key } => Some(format!("/{}", clean(key).replace('~', "~0").replace('/', "~1"))),
+            Segment::Map { key } => {
+                Some(format!("/{}", escape_control_characters(key).replace('~', "~0").replace('/', "~1")))
+            }
             Segment::Enum { variant } => Some(format!("/{variant}")),
             Segment::Unknown => None,
         })

@@ -18,6 +18,14 @@
     return two(Math.floor(whole / 86400), "d", Math.floor((whole % 86400) / 3600), "h");
   }
 
+  // A choice of this tab; what is drawn or typed stays in UTC.
+  let isLocal = sessionStorage.getItem("times") === "local";
+  const local = new Intl.DateTimeFormat("sv", { dateStyle: "short", timeStyle: "medium" });
+  const zone = () => (isLocal ? `Times are those of ${local.resolvedOptions().timeZone}; charts and filters are UTC.` : "Times are UTC.");
+  function day(ms) {
+    return isLocal ? local.format(ms).slice(0, 10) : new Date(ms).toISOString().slice(0, 10);
+  }
+
   let askAt = Infinity;
   function tick() {
     for (const time of all("time[data-shows]")) {
@@ -35,14 +43,14 @@
         }
       }
       // A row has the time above its age, without the date of today.
-      const today = `${new Date(now()).toISOString().slice(0, 10)} `;
-      const text = time.closest("td, th") ? `${time.dataset.text.replace(" UTC", "").replace(today, "")}\n${more}` : `${time.dataset.text} (${more})`;
+      const said = isLocal ? local.format(at) : time.dataset.text;
+      const text = time.closest("td, th") ? `${said.replace(" UTC", "").replace(`${day(now())} `, "")}\n${more}` : `${said} (${more})`;
       if (time.textContent !== text) time.textContent = text;
     }
     const stale = document.querySelector("[data-as-of]");
     if (stale && freshAt) {
       const age = (Date.now() - freshAt) / 1000;
-      stale.textContent = age > 15 ? `Times are UTC. This page is ${span(age)} old.` : "Times are UTC.";
+      stale.textContent = age > 15 ? `${zone()} This page is ${span(age)} old.` : zone();
     }
   }
 
@@ -117,10 +125,14 @@
     return isWhole;
   }
 
+  // Where this page can be asked for: an action may have answered with it, at an address of its own.
+  const ownAddress = body.dataset.page ? new URL(body.dataset.page, location.href).href : location.href;
+  const openAgain = () => (body.dataset.page ? location.replace(ownAddress) : location.reload());
+
   async function refresh() {
     const began = Date.now();
     try {
-      const answer = await fetch(location.href, { headers: etag ? { "If-None-Match": etag } : {}, credentials: "same-origin" });
+      const answer = await fetch(ownAddress, { headers: etag ? { "If-None-Match": etag } : {}, credentials: "same-origin" });
       const at = Number(answer.headers.get("x-server-time"));
       if (at) ahead = at - Date.now();
       if (answer.status === 200) {
@@ -128,7 +140,7 @@
         // What was held back is asked for again.
         etag = isWhole ? answer.headers.get("etag") : null;
       } else if (answer.status === 401) {
-        location.reload();
+        openAgain();
         return;
       }
       if (answer.ok || answer.status === 304) freshAt = Date.now();
@@ -154,20 +166,40 @@
   setInterval(beat, 500);
   tick();
 
-  function showRefresh() {
-    const note = document.querySelector("[data-refresh-note]");
-    if (!note || !hasRegions()) return;
+  // What the footer switches, remembered in this tab.
+  const areKeysOn = () => sessionStorage.getItem("keys") !== "off";
+  function footerButton(label, change) {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = isOn ? "Stop refreshing" : "Refresh by itself";
+    button.textContent = label();
     button.addEventListener("click", () => {
-      isOn = !isOn;
-      sessionStorage.setItem("refresh", isOn ? "on" : "off");
-      showRefresh();
+      change();
+      button.textContent = label();
     });
-    note.replaceChildren(button);
+    return button;
   }
-  showRefresh();
+  function showChoices() {
+    const note = document.querySelector("[data-refresh-note]");
+    const choices = [];
+    if (document.querySelector("time[data-shows]")) {
+      choices.push(footerButton(() => (isLocal ? "Show UTC" : "Show local times"), () => {
+        isLocal = !isLocal;
+        sessionStorage.setItem("times", isLocal ? "local" : "utc");
+        tick();
+      }));
+    }
+    if (hasRegions()) {
+      choices.push(footerButton(() => (isOn ? "Stop refreshing" : "Refresh by itself"), () => {
+        isOn = !isOn;
+        sessionStorage.setItem("refresh", isOn ? "on" : "off");
+      }));
+    }
+    choices.push(footerButton(() => (areKeysOn() ? "Switch keys off" : "Switch keys on"), () => {
+      sessionStorage.setItem("keys", areKeysOn() ? "off" : "on");
+    }));
+    note?.replaceChildren(...choices);
+  }
+  showChoices();
 
   // ---- a one-time code in the fragment is posted once, and leaves the address
   const enter = document.querySelector("form[data-enter]");
@@ -209,20 +241,20 @@
     for (const other of all(`input[type=checkbox][name="${CSS.escape(box.dataset.all)}"]`)) other.checked = box.checked;
   });
 
-  // ---- local or universal time
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-local-time]");
-    if (!button) return;
-    for (const time of all("time[data-shows]")) {
-      time.dataset.text = new Date(time.dateTime).toLocaleString();
-    }
-    tick();
+  // ---- files that a form sends as text: forms have no files, so that they work alike without script
+  for (const part of all("[data-needs-script]")) part.hidden = false;
+  document.addEventListener("change", (event) => {
+    const chosen = event.target.closest("input[type=file][data-fills]");
+    if (!chosen?.files.length) return;
+    const reader = new FileReader();
+    reader.onload = () => { document.getElementById(chosen.dataset.fills).value = reader.result; };
+    reader.readAsDataURL(chosen.files[0]);
   });
 
   // ---- keys, outside fields; `?` shows them, and they can be switched off
-  const PAGES = { o: "", e: "endpoints", d: "deliveries", l: "live", x: "dead-letters", j: "jobs", t: "tenants" };
+  const PAGES = { o: "", e: "endpoints", d: "deliveries", x: "dead-letters", j: "jobs", l: "live" };
+  if (!body.classList.contains("portal")) PAGES.t = "tenants";
   let afterG = 0;
-  const areKeysOn = () => sessionStorage.getItem("keys") !== "off";
   function move(step) {
     const links = all("main tbody a[href]");
     const at = links.indexOf(document.activeElement);
@@ -265,7 +297,7 @@
       title.textContent = "Keys";
       const list = document.createElement("dl");
       list.className = "facts";
-      const rows = [["/", "find an id"], ["g then o, e, d, x, j, l, t", "go to a page"], ["j, k", "next and previous row"], ["r", "refresh now"], ["?", "this list"]];
+      const rows = [["/", "find an id"], [`g then ${Object.keys(PAGES).join(", ")}`, "go to a page"], ["j, k", "next and previous row"], ["r", "refresh now"], ["?", "this list"]];
       for (const [keys, what] of rows) {
         const term = document.createElement("dt");
         term.textContent = keys;
@@ -275,7 +307,7 @@
       }
       const off = document.createElement("button");
       off.textContent = "Switch keys off in this tab";
-      off.addEventListener("click", () => { sessionStorage.setItem("keys", "off"); dialog.close(); });
+      off.addEventListener("click", () => { sessionStorage.setItem("keys", "off"); showChoices(); dialog.close(); });
       const close = document.createElement("button");
       close.textContent = "Close";
       close.addEventListener("click", () => dialog.close());
@@ -293,6 +325,7 @@
     const pause = document.querySelector("[data-tail-pause]");
     let source = null;
     let isPaused = false;
+    let told = "";
     const say = (text) => { if (note) note.textContent = text; };
     function add(row) {
       const line = document.createElement("tr");
@@ -317,9 +350,23 @@
       if (source || isPaused || document.hidden) return;
       source = new EventSource(tail.dataset.tail);
       source.addEventListener("row", (event) => add(JSON.parse(event.data)));
-      source.addEventListener("skipped", (event) => say(`${event.data} more were not shown.`));
-      source.onopen = () => say("Connected.");
-      source.onerror = () => say("The connection was lost; trying again.");
+      source.addEventListener("note", (event) => say(told = JSON.parse(event.data)));
+      source.addEventListener("skipped", (event) => say(`${told} ${event.data} more were not shown.`));
+      source.onerror = () => {
+        if (source?.readyState === EventSource.CLOSED) refused();
+        else say("The connection was lost; trying again.");
+      };
+    }
+    // The browser does not ask again where the answer was no stream.
+    async function refused() {
+      close();
+      const page = await fetch(location.href, { credentials: "same-origin" }).catch(() => null);
+      if (page?.status === 401) {
+        location.reload();
+        return;
+      }
+      say("No stream was given: too many are open, or the gateway is stopping. Trying again in 15 s.");
+      setTimeout(open, 15000);
     }
     function close() {
       source?.close();

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Svg, escape, tick_label};
 
-/// Longest name beside a row, in characters; a pointer is told the whole of it.
+/// Longest row label, in characters; the tooltip has the whole name.
 const NAME_CHARS_MAX: usize = 39;
 
 /// One row of the grid.
@@ -48,6 +48,7 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
                     "<path class=\"run {class}\" opacity=\"{opacity}\" stroke-dasharray=\"{:.0} 1\" d=\"{cells}\"/>",
                     each - 1.0
                 );
+                svg.push_str(&look.mark(&cells));
             }
         }
         let sum = row.steps.iter().flatten().fold((0.0, 0.0), |sum, cell| (sum.0 + cell.0, sum.1 + cell.1));
@@ -114,10 +115,22 @@ impl CellStyle {
         match self {
             Self::Idle => ("off", 0.1),
             Self::Good => ("good", 0.4),
-            Self::SomeFailed => ("watch", 0.7),
-            Self::ManyFailed => ("bad", 0.55),
+            Self::SomeFailed => ("watch", 0.4),
+            Self::ManyFailed => ("bad", 0.6),
             Self::AllFailed => ("bad", 1.0),
         }
+    }
+
+    /// Draws the line through its cells, which is the thicker the more failed, so that
+    /// nobody has to tell colours apart; nothing where none failed.
+    fn mark(self, cells: &str) -> String {
+        let look = match self {
+            Self::Idle | Self::Good => return String::new(),
+            Self::SomeFailed => "stroke-width=\"2\" stroke-dasharray=\"2 3\"",
+            Self::ManyFailed => "stroke-width=\"3\"",
+            Self::AllFailed => "stroke-width=\"8\"",
+        };
+        format!("<path class=\"struck\" {look} d=\"{cells}\"/>")
     }
 }
 
@@ -139,7 +152,9 @@ mod tests {
         let row = HeatRow { name: "<b>".into(), steps };
         let drawn = heat_map("Outages", Timestamp::UNIX_EPOCH, SignedDuration::from_hours(1), &[row]).to_string();
         assert_eq!(drawn.matches("<path class=\"run ").count(), 5, "{drawn}");
-        assert_eq!(drawn.matches("h109\"").count(), 5, "one cell each, and none for what is not known: {drawn}");
+        let marked = drawn.matches("<path class=\"struck\" stroke-width=").count();
+        assert_eq!(marked, 3, "each degree of failure has a mark of its own, whatever its colour: {drawn}");
+        assert_eq!(drawn.matches("h109\"").count(), 5 + 3, "one cell each, and none for what is not known: {drawn}");
         assert!(drawn.contains("&lt;b&gt;: 9 of 32 attempts failed"), "{drawn}");
     }
 }

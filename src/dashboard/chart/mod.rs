@@ -14,7 +14,7 @@ pub mod heat_map;
 pub mod over_time;
 pub mod phases;
 pub mod schedule;
-pub mod spark;
+pub mod sparkline;
 pub mod timeline;
 
 /// A drawn chart. Texts in it are escaped when it is drawn.

@@ -193,7 +193,7 @@ impl OverTime {
         let width = ((WIDTH - LEFT) / steps.max(1) as f64 - 0.6).max(0.6);
         let mut below = vec![0.0; steps];
         for series in &self.series {
-            let mut bars = String::new();
+            let (mut bars, stripes) = (String::new(), stripes(series.tone));
             for (step, below) in below.iter_mut().enumerate() {
                 let value = series.values.get(step).copied().flatten().unwrap_or(0.0);
                 if value <= 0.0 {
@@ -201,12 +201,22 @@ impl OverTime {
                 }
                 let (upper, lower) = (self.y(*below + value, top), self.y(*below, top));
                 let (x, tall) = (self.x(step as f64, steps), (lower - upper).max(0.5));
-                let _ = write!(bars, "M{x:.1} {upper:.1}h{width:.1}v{tall:.1}h-{width:.1}z");
+                let _ = match stripes {
+                    None => write!(bars, "M{x:.1} {upper:.1}h{width:.1}v{tall:.1}h-{width:.1}z"),
+                    // A line as thick as the bar is wide, which its dashes divide into stripes.
+                    Some(_) => write!(bars, "M{:.1} {lower:.1}v-{tall:.1}", x + width / 2.0),
+                };
                 *below += value;
             }
-            if !bars.is_empty() {
-                let _ = write!(svg, "<path class=\"bar {}\" d=\"{bars}\"/>", series.tone.class());
-            }
+            let class = series.tone.class();
+            let _ = match stripes {
+                _ if bars.is_empty() => Ok(()),
+                None => write!(svg, "<path class=\"bar {class}\" d=\"{bars}\"/>"),
+                Some(stripes) => write!(
+                    svg,
+                    "<path class=\"striped {class}\" stroke-width=\"{width:.1}\" stroke-dasharray=\"{stripes}\" d=\"{bars}\"/>"
+                ),
+            };
         }
         self.draw_titles(svg, steps);
     }
@@ -253,6 +263,16 @@ impl OverTime {
     }
 }
 
+/// Returns the stripes of bars that mean trouble, so that nobody has to tell colours
+/// apart: how long a stripe is, and the space behind it.
+fn stripes(tone: ChartTone) -> Option<&'static str> {
+    match tone {
+        ChartTone::Bad => Some("3 1.5"),
+        ChartTone::Watch => Some("8 1.5"),
+        ChartTone::Good | ChartTone::Calm | ChartTone::Off => None,
+    }
+}
+
 /// Splits values into runs without a gap, with their steps.
 fn runs(values: &[Option<f64>]) -> Vec<Vec<(usize, f64)>> {
     let mut runs: Vec<Vec<(usize, f64)>> = vec![Vec::new()];
@@ -283,6 +303,21 @@ mod tests {
         assert_eq!(drawn.matches("class=\"line good\"").count(), 1, "{drawn}");
         assert_eq!(drawn.matches("<circle class=\"good\"").count(), 1, "a point alone is a dot: {drawn}");
         assert_eq!(chart(Shape::Stacked, vec![Some(0.0); 4]).matches("class=\"gap\"").count(), 0);
+    }
+
+    #[test]
+    fn bars_of_trouble_differ_from_good_ones_without_their_colours() {
+        let drawn_as = |tone| {
+            let series = vec![Series { name: String::new(), tone, values: vec![Some(2.0)] }];
+            let (from, step) = (Timestamp::UNIX_EPOCH, SignedDuration::from_mins(5));
+            let (title, unit, marks) = (String::new(), String::new(), Vec::new());
+            let drawn = OverTime { title, unit, from, step, series, shape: Shape::Stacked, marks }.draw().to_string();
+            let stripes = drawn.split("stroke-dasharray=\"").nth(1).and_then(|rest| rest.split('"').next());
+            stripes.map(str::to_owned)
+        };
+        assert_eq!(drawn_as(ChartTone::Good), None);
+        let (watch, bad) = (drawn_as(ChartTone::Watch), drawn_as(ChartTone::Bad));
+        assert!(watch.is_some() && bad.is_some() && watch != bad, "{watch:?} {bad:?}");
     }
 
     #[test]

@@ -28,8 +28,19 @@ pub enum MomentShape {
     Replay,
     /// An open circle: it is still to come.
     Planned,
-    /// A thin line across, with a name: beginning, now, end.
+    /// A thin line across, with a name: beginning, end.
     Across,
+    /// The same for the present, which is no event of its own.
+    Now,
+}
+
+impl MomentShape {
+    fn is_across(self) -> bool {
+        match self {
+            Self::Across | Self::Now => true,
+            Self::Attempt | Self::Replay | Self::Planned => false,
+        }
+    }
 }
 
 /// One moment of a timeline.
@@ -104,7 +115,7 @@ impl Timeline {
         knots.sort_unstable();
         knots.dedup();
         let mut marks: Vec<Timestamp> =
-            self.moments.iter().filter(|moment| moment.shape != MomentShape::Across).map(|moment| moment.at).collect();
+            self.moments.iter().filter(|moment| !moment.shape.is_across()).map(|moment| moment.at).collect();
         marks.sort_unstable();
         TimeScale::of(knots, &marks)
     }
@@ -196,7 +207,7 @@ fn draw_moment(svg: &mut String, x: f64, moment: &TimelineMoment) {
         (MomentShape::Planned, _) => {
             write!(svg, "<circle class=\"planned {class}\" cx=\"{x:.1}\" cy=\"{y}\" r=\"7\"/>")
         }
-        (MomentShape::Across, _) => write!(
+        (MomentShape::Across | MomentShape::Now, _) => write!(
             svg,
             "<line class=\"across {class}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{}\"/>",
             y - 26.0,
@@ -204,9 +215,9 @@ fn draw_moment(svg: &mut String, x: f64, moment: &TimelineMoment) {
         ),
     };
     let (label_y, anchor) = match moment.shape {
-        MomentShape::Across if x > WIDTH * 0.9 => (y - 31.0, "end"),
-        MomentShape::Across if x < WIDTH * 0.1 => (y - 31.0, "start"),
-        MomentShape::Across => (y - 31.0, "middle"),
+        shape if shape.is_across() && x > WIDTH * 0.9 => (y - 31.0, "end"),
+        shape if shape.is_across() && x < WIDTH * 0.1 => (y - 31.0, "start"),
+        MomentShape::Across | MomentShape::Now => (y - 31.0, "middle"),
         _ => (above, "middle"),
     };
     if moment.shape != MomentShape::Replay {

@@ -5,6 +5,7 @@ use askama::Template;
 use jiff::Timestamp;
 
 use super::audit::{AuditTrail, read_trail};
+use super::authors::Authors;
 use super::dead_letter_filter::query;
 use super::sessions::{self, SessionList};
 use super::tokens::{TokenList, TokenRow};
@@ -22,6 +23,7 @@ struct AccessPage {
     tokens: Vec<TokenRow>,
     more_tokens: bool,
     sessions: Option<SessionList>,
+    authors: Authors,
     trail: AuditTrail,
     next: String,
 }
@@ -38,6 +40,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         more_tokens: tokens.next.is_some(),
         tokens: tokens.data,
         sessions: sessions?,
+        authors: Authors::of(&page).await,
         next: next.unwrap_or_default(),
         trail,
         frame: page.frame,
@@ -49,5 +52,5 @@ async fn read_tokens(page: &PageContext) -> Result<TokenList, PageError> {
     if !page.frame.may_manage {
         return Ok(TokenList { data: Vec::new(), next: None });
     }
-    page.api.get(&format!("/v1/tokens?limit=50{}", query(&[("tenant", page.tenant())]))).await
+    page.api.get(&format!("/v1/tokens?limit=40{}", query(&[("tenant", page.tenant())]))).await
 }

@@ -4,6 +4,7 @@ use askama::Template;
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use super::authors::Authors;
 use super::dead_letter_filter::query;
 use super::past_moment::{past_moment, written};
 use crate::dashboard::api_caller::segment;
@@ -80,13 +81,15 @@ struct AuditPage {
     since: String,
     until: String,
     fault: String,
+    authors: Authors,
     trail: AuditTrail,
     next: String,
 }
 
 /// Shows the log.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
-    let (trail, fault) = match read_trail(&page, "/v1/audit").await {
+    let path = if page.frame.is_operator { "/v1/audit".to_owned() } else { page.tenant_path("/audit") };
+    let (trail, fault) = match read_trail(&page, &path).await {
         Ok(trail) => (trail, String::new()),
         Err(problem) if problem.status.is_client_error() => {
             (AuditTrail { data: Vec::new(), next: None, looked_back_to: None }, problem.detail)
@@ -101,6 +104,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         since: get("since"),
         until: get("until"),
         fault,
+        authors: Authors::of(&page).await,
         next: next.unwrap_or_default(),
         trail,
         frame: page.frame,
@@ -113,7 +117,8 @@ pub async fn read_trail(page: &PageContext, path: &str) -> Result<AuditTrail, Pa
         let unfit = |problem| PageError::new(http::StatusCode::UNPROCESSABLE_ENTITY, format!("{name}: {problem}"));
         past_moment(page.query.get(name), page.now).map(|at| at.map(written).unwrap_or_default()).map_err(unfit)
     };
-    let tenant = if page.frame.is_portal() { "" } else { page.query.get("tenant") };
+    // Elsewhere the path names the tenant.
+    let tenant = if page.frame.is_operator { page.query.get("tenant") } else { "" };
     let given = query(&[
         ("tenant", tenant),
         ("resource", page.query.get("resource")),

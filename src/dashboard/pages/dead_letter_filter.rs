@@ -1,18 +1,24 @@
 //! The filter of the pages about dead letters, as the query has it.
 
 use jiff::Timestamp;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::past_moment::{past_moment, written};
+use super::past_moment::past_moment;
 use crate::dashboard::api_caller::segment;
 use crate::dashboard::context::PageContext;
+use crate::model::answer_choice::AnswerChoice;
+use crate::model::dead_letter_group::GroupFilter;
 use crate::model::delivery::DeadCause;
+use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::id::EndpointId;
+use crate::model::job_filter::is_status;
 use crate::model::named_enum::NamedEnum;
 
 /// Names of the filter's fields, which links keep.
 pub const NAMES: [&str; 8] = ["tenant", "endpoint", "cause", "answer", "event_type", "key", "since", "until"];
 
-/// A filter of dead letters. Its times are times of death.
+/// A filter of dead letters as it was typed, so that a form can show it again. Its
+/// times are times of death.
 #[derive(Debug, Clone, Default)]
 pub struct DeadLetterFilter {
     /// Tenant; empty for all, or in the portal.
@@ -73,29 +79,36 @@ impl DeadLetterFilter {
 
     /// Returns the query of the API's groups: `&name=value…`.
     pub fn group_query(&self, now: Timestamp) -> Result<String, String> {
-        let answer = if self.answer == "none" { "" } else { self.answer.as_str() };
-        Ok(query(&[("endpoint", &self.endpoint), ("cause", &self.cause), ("answer", answer)]) + &self.times(now)?)
+        let DeliveryFilter { endpoint, cause, finished_since, finished_until, .. } = self.list_filter(now)?;
+        let answer = given(&self.answer).filter(|answer| answer != "none");
+        let answer =
+            answer.map(|answer| answer.parse::<AnswerChoice>().map_err(|problem| format!("answer: {problem}")));
+        let answer = answer.transpose()?;
+        Ok(query_of(&GroupFilter { by: None, cause, endpoint, answer, finished_since, finished_until }))
     }
 
     /// Returns the query of the API's list: `&name=value…`. The list knows no
     /// answers; see [`DeadLetterFilter::has_answer`].
     pub fn list_query(&self, now: Timestamp) -> Result<String, String> {
-        let fields = [
-            ("endpoint", self.endpoint.as_str()),
-            ("cause", &self.cause),
-            ("event_type", &self.event_type),
-            ("key", &self.key),
-        ];
-        Ok(query(&fields) + &self.times(now)?)
+        self.list_filter(now).map(|filter| query_of(&filter))
     }
 
-    fn times(&self, now: Timestamp) -> Result<String, String> {
-        let time = |name: &str, text: &str| {
-            let at = past_moment(text, now).map_err(|problem| format!("{name}: {problem}"))?;
-            Ok::<_, String>(at.map(written).unwrap_or_default())
+    fn list_filter(&self, now: Timestamp) -> Result<DeliveryFilter, String> {
+        let time = |name: &str, text: &str| past_moment(text, now).map_err(|problem| format!("{name}: {problem}"));
+        let cause = |text: String| {
+            let known = DeadCause::ALL.iter().find(|cause| cause.as_str() == text);
+            known.copied().ok_or_else(|| format!("cause: {text:?} is no cause of a death"))
         };
-        let (since, until) = (time("since", &self.since)?, time("until", &self.until)?);
-        Ok(query(&[("finished_since", &since), ("finished_until", &until)]))
+        let endpoint = |text: String| text.parse::<EndpointId>().map_err(|problem| format!("endpoint: {problem}"));
+        Ok(DeliveryFilter {
+            cause: given(&self.cause).map(cause).transpose()?,
+            endpoint: given(&self.endpoint).map(endpoint).transpose()?,
+            event_type: given(&self.event_type),
+            key: given(&self.key),
+            finished_since: time("since", &self.since)?,
+            finished_until: time("until", &self.until)?,
+            ..DeliveryFilter::default()
+        })
     }
 
     /// Whether a delivery with this last status and failure has the filter's answer:
@@ -104,13 +117,23 @@ impl DeadLetterFilter {
         let answer = self.answer.as_str();
         match (status, failure) {
             _ if answer.is_empty() => true,
-            (Some(status), _) => {
-                answer == status.to_string() || answer.strip_suffix("xx") == Some(&(status / 100).to_string())
-            }
+            (Some(status), _) => is_status(answer, status),
             (None, Some(failure)) => answer == failure.kind,
             (None, None) => answer == "none",
         }
     }
+}
+
+fn given(typed: &str) -> Option<String> {
+    Some(typed.to_owned()).filter(|typed| !typed.is_empty())
+}
+
+/// Writes the part of a query with the fields of an API's filter that are set.
+fn query_of(filter: &impl Serialize) -> String {
+    let fields = serde_json::to_value(filter).expect("a filter is plain data");
+    let fields = fields.as_object().into_iter().flatten();
+    let set: Vec<(&str, &str)> = fields.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect();
+    query(&set)
 }
 
 /// Writes the part of a query with the values that are given.
@@ -140,12 +163,21 @@ mod tests {
     fn a_filter_becomes_the_query_of_the_api() {
         let now: Timestamp = "2026-11-18T10:00:00Z".parse().unwrap();
         let filter = DeadLetterFilter {
-            endpoint: "ep_1&x=2".into(),
+            cause: "refused".into(),
             answer: "none".into(),
+            key: "a&b=2".into(),
             since: "2h".into(),
             ..Default::default()
         };
-        assert_eq!(filter.group_query(now).unwrap(), "&endpoint=ep_1%26x%3D2&finished_since=2026-11-18T08%3A00%3A00Z");
+        assert_eq!(filter.group_query(now).unwrap(), "&cause=refused&finished_since=2026-11-18T08%3A00%3A00Z");
+        let listed = "&cause=refused&finished_since=2026-11-18T08%3A00%3A00Z&key=a%26b%3D2";
+        assert_eq!(filter.list_query(now).unwrap(), listed);
+        let class = DeadLetterFilter { answer: "4xx".into(), ..Default::default() };
+        assert_eq!(class.group_query(now).unwrap(), "&answer=4xx");
+        let mistyped = DeadLetterFilter { answer: "50x".into(), ..Default::default() };
+        assert!(mistyped.group_query(now).unwrap_err().starts_with("answer: \"50x\" is no last answer"));
+        let nobody = DeadLetterFilter { endpoint: "ep_1&x=2".into(), ..Default::default() };
+        assert!(nobody.group_query(now).unwrap_err().starts_with("endpoint: "));
         let wrong = DeadLetterFilter { until: "noon".into(), ..Default::default() };
         assert!(wrong.list_query(now).unwrap_err().starts_with("until: \"noon\" is no time"));
     }

@@ -17,6 +17,7 @@ use super::dead_letter_filter::{DeadLetterFilter, LastFailure, NAMES, query};
 use super::endpoint_labels::{EndpointLabel, endpoint_labels};
 use super::recovery_words::answer_hint;
 use crate::dashboard::api_caller::ApiCaller;
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;

@@ -13,6 +13,7 @@ use super::past_moment::written_since;
 use super::recovery_words::{answer_hint, counted};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
@@ -115,7 +116,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let (found, by_day, fault) = match filter.group_query(page.now) {
         Ok(query) => {
             let path = page.scoped_path("/dead-letters/groups");
-            let (groups, days) = (format!("{path}?by={by}&limit=50{query}"), format!("{path}?by=day&limit=500{query}"));
+            let (groups, days) = (format!("{path}?by={by}&limit=30{query}"), format!("{path}?by=day&limit=500{query}"));
             let read =
                 futures_util::try_join!(page.api.get::<GroupsResponse>(&groups), page.api.get::<GroupsResponse>(&days));
             match read {

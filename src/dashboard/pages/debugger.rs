@@ -56,7 +56,9 @@ struct DebuggerPage {
 /// Shows the form.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let choices = choices(&page).await?;
-    let (tenant, endpoint) = (page.tenant().to_owned(), page.query.get("endpoint").to_owned());
+    let only = choices.first().filter(|_| choices.len() == 1).map_or("", |choice| choice.id.as_str());
+    let endpoint = page.query.given("endpoint").unwrap_or(only).to_owned();
+    let tenant = page.tenant().to_owned();
     let typed = FormValues::default();
     let (report, problem) = (None, None);
     PageContext::render(&DebuggerPage { frame: page.frame, tenant, endpoint, typed, choices, report, problem })
@@ -92,11 +94,24 @@ async fn verify(page: &PageContext, tenant: &str, endpoint: &str) -> Result<Chec
     serde_json::from_value(answer).map_err(|problem| PageError::unreadable(&path, &problem))
 }
 
-/// Returns endpoints to choose from: in the portal the tenant's first hundred.
+/// Returns endpoints to choose from, the newest hundred of the tenant. Others are typed.
 async fn choices(page: &PageContext) -> Result<Vec<EndpointChoice>, PageError> {
     if page.tenant().is_empty() {
         return Ok(Vec::new());
     }
     let list: EndpointList = page.api.get(&page.tenant_path("/endpoints?limit=100")).await?;
     Ok(list.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_typed_is_shown_again_byte_for_byte() {
+        let page = PageContext::of_routes(axum::Router::new(), &[], b"endpoint=ep_1&headers=%0Aa:%20b&body=%0A%0Ac");
+        let Ok(PageAnswer::Html(html)) = check(page).await else { panic!("no page") };
+        // A browser drops the first line break of a field.
+        assert!(html.contains(">\n\na: b</textarea>") && html.contains(">\n\n\nc</textarea>"), "{html}");
+    }
 }

@@ -1,7 +1,10 @@
 //! The list of deliveries, with its filters.
 
+use std::sync::LazyLock;
+
 use askama::Template;
 
+use super::endpoint_labels::name_endpoints;
 use crate::dashboard::api_caller;
 use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
@@ -13,12 +16,12 @@ use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
 use crate::dashboard::words;
 use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::named_enum::NamedEnum;
-use crate::model::suggested_command::quoted;
+use crate::model::suggested_command::option;
 
 /// Filters that are kept from page to page.
-pub const FILTERS: [&str; 10] =
-    ["tenant", "state", "cause", "endpoint", "event_type", "key", "since", "until", "finished_since", "finished_until"];
+static FILTERS: LazyLock<Vec<&str>> = LazyLock::new(|| [&["tenant"], &DeliveryFilter::NAMES[..]].concat());
 
 #[derive(Template)]
 #[template(path = "deliveries.html")]
@@ -42,7 +45,7 @@ impl DeliveriesPage {
         !self.frame.is_portal() && !self.query.has("tenant")
     }
 
-    fn newest(&self) -> String {
+    fn first_page_query(&self) -> String {
         self.query.query_with(&FILTERS, &[])
     }
 }
@@ -55,7 +58,8 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     asked.push(("limit", "40".to_owned()));
     asked.push(("cursor", page.query.get("cursor").to_owned()));
     let asked_path = format!("{}{}", page.scoped_path("/deliveries"), commands::query_of(&asked));
-    let (listed, problem) = refusal_or(page.api.get(&asked_path).await)?;
+    let (mut listed, problem) = refusal_or(page.api.get(&asked_path).await)?;
+    name_endpoints(&page.api, &mut listed.data).await;
     let next = listed.next.as_deref().map(|next| page.query.query_with(&FILTERS, &[("cursor", next)]));
     PageContext::render(&DeliveriesPage {
         looked_back_to: listed.looked_back_to,
@@ -88,8 +92,7 @@ pub fn refusal_or<T>(
 /// Returns the filter of the query as the API reads it.
 fn filter_of(page: &PageContext) -> Vec<(&'static str, String)> {
     // The tenant is part of the path.
-    let filters = FILTERS.into_iter().filter(|name| *name != "tenant");
-    filters.map(|name| (name, filter_value(name, page.query.get(name), page.now))).collect()
+    DeliveryFilter::NAMES.into_iter().map(|name| (name, filter_value(name, page.query.get(name), page.now))).collect()
 }
 
 /// Returns the value of a filter as the API reads it.
@@ -102,10 +105,10 @@ fn command_of(page: &PageContext) -> String {
     let mut command = "posthaste deliveries list".to_owned();
     match page.tenant() {
         "" => command.push_str(" --all"),
-        tenant => command.push_str(&format!(" --tenant {}", quoted(tenant))),
+        tenant => command.push_str(&format!(" {}", option("--tenant", tenant))),
     }
-    for name in FILTERS.into_iter().filter(|name| *name != "tenant" && page.query.has(name)) {
-        command.push_str(&format!(" --{} {}", name.replace('_', "-"), quoted(page.query.get(name))));
+    for name in DeliveryFilter::NAMES.into_iter().filter(|name| page.query.has(name)) {
+        command.push_str(&format!(" {}", option(&format!("--{}", name.replace('_', "-")), page.query.get(name))));
     }
     command
 }

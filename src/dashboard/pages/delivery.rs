@@ -8,6 +8,7 @@ use super::attempt_card::{AttemptCard, ShownAttempt, cards};
 use super::delivery_holds::{HeldRun, PastHolds};
 use super::delivery_story::{self, StoryLine};
 use super::endpoint_charts::PastEvent;
+use super::endpoint_labels::name_endpoints;
 use super::event::EventDetail;
 use crate::dashboard::api_caller;
 use crate::dashboard::api_caller::api_path;
@@ -90,7 +91,8 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         page.api.get::<ListedPage<ShownAttempt>>(&attempts_path),
         page.api.get::<ShownExplanation>(&explain_path),
     );
-    let (delivery, attempts, explanation) = (delivery?, attempts?.data, explanation?);
+    let (mut delivery, attempts, explanation) = (delivery?, attempts?.data, explanation?);
+    name_endpoints(&page.api, std::slice::from_mut(&mut delivery)).await;
     let event_path = api_path!("/v1/tenants/{}/events/{}", delivery.tenant, delivery.event_id);
     let (lane, event) = tokio::join!(lane_of(&page, &delivery), page.api.get::<EventDetail>(&event_path));
     let before = lane.as_ref().and_then(|lane| lane.before.as_ref());

@@ -12,6 +12,7 @@ use super::endpoint_charts::PastEvent;
 use super::figure_steps::HeldTimes;
 use crate::dashboard::shown_delivery::ShownDelivery;
 use crate::model::delivery::DeliveryState;
+use crate::model::endpoint_event::EndpointEventKind;
 
 /// An attempt that starts so much after its time was held by something.
 pub const LATE: SignedDuration = SignedDuration::from_secs(2);
@@ -23,11 +24,49 @@ pub struct HoldSpan {
     pub from: Timestamp,
     /// End of the time.
     pub to: Timestamp,
-    /// What held it, in words.
-    pub label: String,
+    /// What held it.
+    pub hold: PastHold,
+}
+
+/// What held a delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PastHold {
+    /// Its endpoint was paused.
+    Pause,
+    /// Its endpoint was disabled.
+    Disabled,
+    /// This delivery went before it in its lane.
+    Lane(String),
+    /// The breaker of its endpoint was open.
+    Breaker,
+    /// The receiver had asked to be left alone.
+    Backpressure,
+    /// A rate was used up.
+    Rate,
+    /// Nothing that is known: then all slots were taken.
+    Slot,
+}
+
+impl PastHold {
+    fn words(&self) -> String {
+        match self {
+            Self::Pause => "held by a pause".to_owned(),
+            Self::Disabled => "its endpoint was disabled".to_owned(),
+            Self::Lane(before) => format!("waited for {before} before it in its lane"),
+            Self::Breaker => "held by the breaker".to_owned(),
+            Self::Backpressure => "held by backpressure: the receiver's Retry-After".to_owned(),
+            Self::Rate => "held by a rate".to_owned(),
+            Self::Slot => "waited for a request slot".to_owned(),
+        }
+    }
 }
 
 impl HoldSpan {
+    /// Returns what held it, in words.
+    pub fn label(&self) -> String {
+        self.hold.words()
+    }
+
     fn covers(&self, from: Timestamp, to: Timestamp) -> bool {
         self.from <= from && to <= self.to
     }
@@ -59,24 +98,27 @@ impl PastHolds {
     /// older part: what ends in this one may have begun in that.
     pub fn of_history(newest_first: &[PastEvent], is_cut: bool) -> Self {
         let (mut stops, mut breaker) = (Vec::new(), Vec::new());
-        let (mut stopped, mut opened): (Option<(Timestamp, &str)>, Option<Timestamp>) = (None, None);
+        let (mut stopped, mut opened): (Option<(Timestamp, PastHold)>, Option<Timestamp>) = (None, None);
         let unknown = is_cut.then_some(Timestamp::MIN);
         for event in newest_first.iter().rev() {
-            match event.what.as_str() {
-                what @ ("paused" | "disabled") => {
-                    stops.extend(stopped.take().map(|stop| stop_span(stop, event.at)));
-                    stopped = Some((event.at, what));
+            match event.what {
+                EndpointEventKind::Paused => {
+                    stops.extend(stopped.replace((event.at, PastHold::Pause)).map(|stop| stop_span(stop, event.at)));
                 }
-                "resumed" => {
-                    let stop = stopped.take().or(unknown.filter(|_| stops.is_empty()).map(|from| (from, "paused")));
+                EndpointEventKind::Disabled => {
+                    stops.extend(stopped.replace((event.at, PastHold::Disabled)).map(|stop| stop_span(stop, event.at)));
+                }
+                EndpointEventKind::Resumed => {
+                    let cut_off = unknown.filter(|_| stops.is_empty()).map(|from| (from, PastHold::Pause));
+                    let stop = stopped.take().or(cut_off);
                     stops.extend(stop.map(|stop| stop_span(stop, event.at)));
                 }
-                "breaker_opened" => opened = opened.or(Some(event.at)),
-                "breaker_closed" => {
+                EndpointEventKind::BreakerOpened => opened = opened.or(Some(event.at)),
+                EndpointEventKind::BreakerClosed => {
                     let from = opened.take().or(unknown.filter(|_| breaker.is_empty()));
                     breaker.extend(from.map(|from| breaker_span(from, event.at)));
                 }
-                _ => {}
+                EndpointEventKind::Recovered | EndpointEventKind::ProbeFailed => {}
             }
         }
         stops.extend(stopped.map(|stop| stop_span(stop, Timestamp::MAX)));
@@ -96,81 +138,76 @@ impl PastHolds {
         if is_replayed || ended_at <= delivery.created_at {
             return;
         }
-        let label = format!("waited for {} before it in its lane", before.id);
-        let after_stops = self.exact.iter().take_while(|span| span.label != BREAKER).count();
-        self.exact.insert(after_stops, HoldSpan { from: delivery.created_at, to: ended_at, label });
+        let hold = PastHold::Lane(before.id.clone());
+        let after_stops = self.exact.iter().take_while(|span| span.hold != PastHold::Breaker).count();
+        self.exact.insert(after_stops, HoldSpan { from: delivery.created_at, to: ended_at, hold });
     }
 
     /// Adds what the figures counted in windows of this length.
     pub fn count(&mut self, run: &HeldRun, window: SignedDuration) {
         for point in &run.data {
-            let label = match (point.held_s.backpressure, point.held_s.rate) {
-                (backpressure, rate) if backpressure > 0.0 && backpressure >= rate => {
-                    "held by backpressure: the receiver's Retry-After"
-                }
-                (_, rate) if rate > 0.0 => "held by a rate",
+            let hold = match (point.held_s.backpressure, point.held_s.rate) {
+                (backpressure, rate) if backpressure > 0.0 && backpressure >= rate => PastHold::Backpressure,
+                (_, rate) if rate > 0.0 => PastHold::Rate,
                 _ => continue,
             };
             let to = point.at.checked_add(window).unwrap_or(Timestamp::MAX);
-            self.counted.push(HoldSpan { from: point.at, to, label: label.to_owned() });
+            self.counted.push(HoldSpan { from: point.at, to, hold });
         }
     }
 
     /// Whether a part of this time is so long and unexplained that figures may help.
     pub fn is_unclear(&self, from: Timestamp, to: Timestamp) -> bool {
-        self.cut(from, to).iter().any(|(from, to, label)| label.is_none() && to.duration_since(*from) > LATE)
+        self.cut(from, to).iter().any(|(from, to, hold)| hold.is_none() && to.duration_since(*from) > LATE)
     }
 
     /// Returns what held a delivery that could have gone at `from` and went at `to`, in
     /// order of time; nothing if it was hardly held.
     pub fn between(&self, from: Timestamp, to: Timestamp) -> Vec<HoldSpan> {
         let mut held: Vec<HoldSpan> = Vec::new();
-        for (from, to, label) in self.cut(from, to) {
+        for (from, to, hold) in self.cut(from, to) {
             let is_short = to.duration_since(from) <= LATE;
-            match (label, held.last_mut()) {
-                (Some(label), _) => held.push(HoldSpan { from, to, label: label.to_owned() }),
+            match (hold, held.last_mut()) {
+                (Some(hold), _) => held.push(HoldSpan { from, to, hold: hold.clone() }),
                 // A moment until it goes on belongs to what held it.
                 (None, Some(last)) if is_short => last.to = to,
                 (None, None) if is_short => {}
-                (None, _) => held.push(HoldSpan { from, to, label: self.counted_label(from, to).to_owned() }),
+                (None, _) => held.push(HoldSpan { from, to, hold: self.counted_hold(from, to) }),
             }
         }
         held
     }
 
     /// Cuts a time where what held it changed.
-    fn cut(&self, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, Timestamp, Option<&str>)> {
+    fn cut(&self, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, Timestamp, Option<&PastHold>)> {
         let edges = self.exact.iter().flat_map(|span| [span.from, span.to]).filter(|at| from < *at && *at < to);
         let mut edges: Vec<Timestamp> = edges.chain([from, to]).collect();
         edges.sort_unstable();
         edges.dedup();
-        let mut parts: Vec<(Timestamp, Timestamp, Option<&str>)> = Vec::new();
+        let mut parts: Vec<(Timestamp, Timestamp, Option<&PastHold>)> = Vec::new();
         for pair in edges.windows(2) {
             let hold = self.exact.iter().find(|span| span.covers(pair[0], pair[1]));
-            let label = hold.map(|hold| hold.label.as_str());
+            let hold = hold.map(|span| &span.hold);
             match parts.last_mut() {
-                Some(last) if last.2 == label => last.1 = pair[1],
-                _ => parts.push((pair[0], pair[1], label)),
+                Some(last) if last.2 == hold => last.1 = pair[1],
+                _ => parts.push((pair[0], pair[1], hold)),
             }
         }
         parts
     }
 
-    fn counted_label(&self, from: Timestamp, to: Timestamp) -> &str {
+    fn counted_hold(&self, from: Timestamp, to: Timestamp) -> PastHold {
         let counted = self.counted.iter().find(|span| span.from < to && from < span.to);
-        counted.map_or("waited for a request slot", |span| span.label.as_str())
+        counted.map_or(PastHold::Slot, |span| span.hold.clone())
     }
 }
 
-const BREAKER: &str = "held by the breaker";
-
-fn stop_span((from, what): (Timestamp, &str), to: Timestamp) -> HoldSpan {
-    let label = if what == "disabled" { "its endpoint was disabled" } else { "held by a pause" };
-    HoldSpan { from, to, label: label.to_owned() }
+fn stop_span((from, hold): (Timestamp, PastHold), to: Timestamp) -> HoldSpan {
+    HoldSpan { from, to, hold }
 }
 
 fn breaker_span(from: Timestamp, to: Timestamp) -> HoldSpan {
-    HoldSpan { from, to, label: BREAKER.to_owned() }
+    HoldSpan { from, to, hold: PastHold::Breaker }
 }
 
 #[cfg(test)]
@@ -196,7 +233,7 @@ pub mod tests {
     fn told(holds: &PastHolds, from: i64, to: i64) -> Vec<(i64, i64, String)> {
         let second = |at: Timestamp| at.as_second() - 1_700_000_000;
         let spans = holds.between(at(from), at(to)).into_iter();
-        spans.map(|span| (second(span.from), second(span.to), span.label)).collect()
+        spans.map(|span| (second(span.from), second(span.to), span.label())).collect()
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub fn story(delivery: &ShownDelivery, attempts: &[ShownAttempt], holds: &PastHo
 
 /// Returns the same as lines, in order of time.
 pub fn lines(timeline: &Timeline) -> Vec<StoryLine> {
-    let moments = timeline.moments.iter().filter(|moment| moment.label != "now");
+    let moments = timeline.moments.iter().filter(|moment| moment.shape != MomentShape::Now);
     let mut lines: Vec<(u8, StoryLine)> = moments
         .map(|moment| (1, StoryLine { at: moment.at, what: moment.title.clone() }))
         .chain(timeline.waits.iter().map(|wait| {
@@ -140,7 +140,7 @@ fn add_held(
     let until = held.first().map_or(to, |hold| hold.from);
     add_wait(timeline, from, until, ChartTone::Calm, reason);
     for hold in held {
-        timeline.waits.push(TimelineWait { from: hold.from, to: hold.to, tone: ChartTone::Watch, label: hold.label });
+        timeline.waits.push(TimelineWait { from: hold.from, to: hold.to, tone: ChartTone::Watch, label: hold.label() });
     }
 }
 
@@ -169,7 +169,7 @@ fn add_outlook(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&
         (Some(waiting_for), _) => format!("waits for {}", waiting_for.as_str()),
         (None, _) => "waits".to_owned(),
     };
-    let tone = if delivery.mark() == "mark-watch" { ChartTone::Watch } else { ChartTone::Calm };
+    let tone = if delivery.is_held_up() { ChartTone::Watch } else { ChartTone::Calm };
     match next_at {
         Some(next_at) => {
             add_wait(timeline, since, next_at, tone, &reason);
@@ -183,7 +183,8 @@ fn add_outlook(timeline: &mut Timeline, delivery: &ShownDelivery, last: Option<&
         }
         None => add_open_wait(timeline, since, now, &reason),
     }
-    timeline.moments.push(across(now, ChartTone::Calm, "now", "now".to_owned()));
+    let present = across(now, ChartTone::Calm, "now", "now".to_owned());
+    timeline.moments.push(TimelineMoment { shape: MomentShape::Now, ..present });
 }
 
 /// Adds the end of a delivery, if it is dead or did not end with its last attempt.
@@ -232,7 +233,7 @@ fn add_wait_until_end(
     };
     if due_at < finished_at {
         for hold in holds.between(due_at, finished_at) {
-            add_wait(timeline, hold.from, hold.to, ChartTone::Watch, &hold.label);
+            add_wait(timeline, hold.from, hold.to, ChartTone::Watch, &hold.label());
         }
     }
 }
@@ -310,7 +311,7 @@ mod tests {
         ] {
             assert!(told.iter().any(|line| line.contains(part)), "{part} in {told:?}");
         }
-        assert_eq!(timeline.moments.iter().filter(|moment| moment.label == "now").count(), 1);
+        assert_eq!(timeline.moments.iter().filter(|moment| moment.shape == MomentShape::Now).count(), 1);
     }
 
     #[test]

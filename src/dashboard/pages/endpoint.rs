@@ -2,9 +2,10 @@
 
 use askama::Template;
 use http::Method;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
+use super::authors::Authors;
 use super::endpoint_charts::{ChartRange, DrawnChart, PastEvent, StepRow, charts, step_rows};
 use super::endpoint_facts::{EndpointSummary, deliveries};
 use super::figure_steps::{FigureRun, known_until};
@@ -13,6 +14,7 @@ use super::recovery_words::counted;
 use crate::dashboard::api_caller::{ApiCaller, api_path, segment};
 use crate::dashboard::chart::schedule::{AttemptWindow, PlannedPolicy, ScheduleChart};
 use crate::dashboard::chart::{ChartTone, Svg};
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
@@ -20,11 +22,15 @@ use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::state_mark;
 use crate::dashboard::words;
 use crate::model::delivery::{DeliveryState, WaitingFor};
+use crate::model::endpoint_event::Actor;
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
 /// Most attempts of the retry schedule that are drawn.
 const ATTEMPTS_DRAWN: usize = 24;
+
+/// Most time between an act in the history and its entry in the audit log.
+const SAME_ACT: SignedDuration = SignedDuration::from_secs(2);
 
 /// One page of a list of the API.
 #[derive(Deserialize)]
@@ -170,18 +176,20 @@ pub async fn show_with(page: PageContext, refused: Option<RefusedAction>) -> Res
         api.get::<Listed<EndpointAuditRow>>(&audit_path),
         api.get::<DeadOfEndpoint>(&dead_path),
     )?;
+    let (mut facts, mut history, mut audit) = (facts, history.data, audit.data);
+    tell_of(&Authors::of(&page).await, &mut facts, &mut history, &mut audit);
     let run = run.begun_at(facts.created_at);
     let plan = plan(api, &facts).await;
     let link = page.frame.link("endpoints", page.tenant(), page.param("endpoint"));
     let shown = EndpointPage {
-        charts: charts(&run, range, &history.data, page.now),
+        charts: charts(&run, range, &history, page.now),
         steps: step_rows(&run, range, page.now),
         known: known_until(&run),
         tenant: page.tenant().to_owned(),
         frame: page.frame,
-        history: history.data.into_iter().take(12).collect(),
+        history: history.into_iter().take(12).collect(),
         deliveries: deliveries.data,
-        audit: audit.data,
+        audit,
         dead: dead.total.count,
         path: link,
         range,
@@ -191,6 +199,38 @@ pub async fn show_with(page: PageContext, refused: Option<RefusedAction>) -> Res
         refused,
     };
     PageContext::render(&shown)
+}
+
+/// Leaves out what the readers of the page are not told of who did it: names, and
+/// notes of people. A note is its author's whom the audit log names for the same act.
+fn tell_of(authors: &Authors, facts: &mut EndpointSummary, history: &mut [PastEvent], audit: &mut [EndpointAuditRow]) {
+    // Operators are told everything, also of acts whose entries are older than those read here.
+    if authors.is_shown("admin") {
+        return;
+    }
+    let is_note_shown = |event: &PastEvent| {
+        let action = <&str>::from(event.what).replace("breaker_", "breaker.");
+        let is_it = |row: &&EndpointAuditRow| {
+            row.action.ends_with(&action) && row.at.duration_since(event.at).abs() <= SAME_ACT
+        };
+        let mut rows = audit.iter().filter(is_it).peekable();
+        rows.peek().is_some() && rows.all(|row| authors.is_shown(&row.by))
+    };
+    let mut hidden = Vec::new();
+    for event in history.iter_mut().filter(|event| event.by == "person") {
+        if !is_note_shown(event) {
+            hidden.extend(event.reason.take());
+        }
+    }
+    let is_told = |reason: &String| history.iter().any(|event| event.reason.as_ref() == Some(reason));
+    let is_persons = (facts.state_by == Some(Actor::Person), facts.health.reason_by == Some(Actor::Person));
+    facts.state_reason =
+        facts.state_reason.take().filter(|reason| !hidden.contains(reason) && (!is_persons.0 || is_told(reason)));
+    facts.health.reason =
+        facts.health.reason.take().filter(|reason| !hidden.contains(reason) && (!is_persons.1 || is_told(reason)));
+    for row in audit {
+        row.by = authors.words(&row.by);
+    }
 }
 
 /// Returns the path of the API of the page's endpoint.

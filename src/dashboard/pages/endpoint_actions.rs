@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::confirm_in_frame::{self, Question};
 use super::endpoint::{RefusedAction, endpoint_path, page_path, show_with};
 use super::endpoint_facts::EndpointSummary;
 use crate::dashboard::context::PageContext;
@@ -59,6 +60,14 @@ pub async fn test(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Pauses the endpoint, with a note.
 pub async fn pause(page: PageContext) -> Result<PageAnswer, PageError> {
+    let question = Question {
+        title: "Pause this endpoint?",
+        meaning: "Nothing is sent until it is resumed. Its deliveries are held, and nothing is dropped.",
+        button: "Pause it",
+    };
+    if let Some(asked) = confirm_in_frame::question(&page, question, page_path(&page)) {
+        return asked;
+    }
     let note = note(&page);
     act(page, "pause", Some(note), "paused", "note").await
 }
@@ -71,6 +80,14 @@ pub async fn resume(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Opens the endpoint's breaker, for a time if one is given.
 pub async fn open_breaker(page: PageContext) -> Result<PageAnswer, PageError> {
+    let question = Question {
+        title: "Open the breaker of this endpoint?",
+        meaning: "Its deliveries are held until the breaker is closed, and grow old meanwhile.",
+        button: "Open the breaker",
+    };
+    if let Some(asked) = confirm_in_frame::question(&page, question, page_path(&page)) {
+        return asked;
+    }
     let mut document = note(&page);
     if let Some(span) = page.form.given("for") {
         document["for"] = json!(span);
@@ -126,6 +143,15 @@ pub async fn show_secrets(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Gives the endpoint a new secret, and shows it once.
 pub async fn rotate(page: PageContext) -> Result<PageAnswer, PageError> {
+    let question = Question {
+        title: "Give this endpoint a new secret?",
+        meaning: "The new secret signs from now on, and the present one beside it for a while only. Whoever checks signatures \
+                  with the present one alone refuses what comes after that.",
+        button: "Rotate the secret",
+    };
+    if let Some(asked) = confirm_in_frame::question(&page, question, page_path(&page)) {
+        return asked;
+    }
     let document = page.form.given("overlap").map_or_else(|| json!({}), |overlap| json!({"overlap": overlap}));
     let path = format!("{}/secrets/rotate", endpoint_path(&page));
     match page.api.send(Method::POST, &path, Some(document)).await {
@@ -146,9 +172,11 @@ async fn secrets_page(
     what: &'static str,
     secrets: Vec<ShownSecret>,
 ) -> Result<PageAnswer, PageError> {
-    let facts: EndpointSummary = page.api.get(&endpoint_path(&page)).await?;
-    let path = page.frame.link("endpoints", page.tenant(), &facts.id);
-    PageContext::render(&SecretsPage { frame: page.frame, name: facts.name(), path, what, secrets })
+    // A secret that was made is shown whatever happens: nobody can ask for it twice.
+    let facts = page.api.get::<EndpointSummary>(&endpoint_path(&page)).await;
+    let name = facts.map_or_else(|_| page.param("endpoint").to_owned(), |facts| facts.name());
+    let path = page.frame.link("endpoints", page.tenant(), page.param("endpoint"));
+    PageContext::render(&SecretsPage { frame: page.frame, name, path, what, secrets })
 }
 
 /// Shows the secret of an endpoint that was just created, from the API's answer.
@@ -188,4 +216,24 @@ async fn delete_page(page: PageContext, problem: Option<String>) -> Result<PageA
     let path = page.frame.link("endpoints", page.tenant(), &facts.id);
     let typed = page.form.get("id").to_owned();
     PageContext::render(&DeletePage { frame: page.frame, facts, path, problem, typed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::routing::post;
+
+    #[tokio::test]
+    async fn a_new_secret_is_shown_also_where_nothing_else_can_be_read() {
+        let made = async || (StatusCode::CREATED, r#"{"id": "sec_1", "secret": "whsec_once", "public_key": null}"#);
+        let path = "/v1/tenants/acme/endpoints/ep_1/secrets/rotate";
+        let page = PageContext::of_routes(
+            Router::new().route(path, post(made)),
+            &[("tenant", "acme"), ("endpoint", "ep_1")],
+            b"",
+        );
+        let Ok(PageAnswer::Html(html)) = rotate(page).await else { panic!("no page") };
+        assert!(html.contains("whsec_once") && html.contains("ep_1"), "{html}");
+    }
 }

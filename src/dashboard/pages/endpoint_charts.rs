@@ -8,6 +8,8 @@ use super::figure_steps::{FigureRun, FigureSum};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
 use crate::dashboard::words;
+use crate::model::endpoint_event::EndpointEventKind;
+use crate::model::named_enum::NamedEnum;
 
 /// Most marks that are drawn over a chart.
 const MARKS_MAX: usize = 20;
@@ -117,7 +119,7 @@ pub struct PastEvent {
     /// Time of the event.
     pub at: Timestamp,
     /// Kind of event.
-    pub what: String,
+    pub what: EndpointEventKind,
     /// Why, or the note that was left.
     pub reason: Option<String>,
     /// Who caused it: a person, the receiver or the gateway.
@@ -127,7 +129,7 @@ pub struct PastEvent {
 impl PastEvent {
     /// Returns what happened, in words.
     pub fn words(&self) -> String {
-        self.what.replace('_', " ")
+        self.what.as_str().replace('_', " ")
     }
 }
 
@@ -136,7 +138,7 @@ type Line = (&'static str, ChartTone, fn(&FigureSum) -> Option<f64>);
 /// Draws the charts of an endpoint, with what happened to it as marks over them.
 pub fn charts(run: &FigureRun, range: ChartRange, history: &[PastEvent], now: Timestamp) -> Vec<DrawnChart> {
     let steps = run.steps(range.step(), now);
-    let is_shown = |event: &&PastEvent| event.what != "probe_failed";
+    let is_shown = |event: &&PastEvent| event.what != EndpointEventKind::ProbeFailed;
     let mark = |event: &PastEvent| {
         let reason = event.reason.as_ref().map_or(String::new(), |reason| format!(": {}", words_only(reason, 80)));
         (event.at, format!("{}{reason}", event.words()))

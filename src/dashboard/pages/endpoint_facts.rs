@@ -94,6 +94,8 @@ pub struct BreakerFacts {
     pub breaker: BreakerState,
     /// Why it is open, or was.
     pub reason: Option<String>,
+    /// Whose words the reason is.
+    pub reason_by: Option<Actor>,
     /// Moment at which the state began.
     pub since: Option<Timestamp>,
     /// When the next probe may go.
@@ -110,6 +112,13 @@ pub struct BreakerFacts {
     pub waiting: Option<u64>,
     /// When the oldest delivery that may start next is, or was, due.
     pub oldest_due_at: Option<Timestamp>,
+}
+
+impl BreakerFacts {
+    /// Whether a person opened the breaker, and no probe will close it.
+    pub fn is_opened_for_good(&self) -> bool {
+        self.breaker == BreakerState::Open && self.next_probe_at.is_none()
+    }
 }
 
 impl EndpointSummary {
@@ -200,7 +209,9 @@ impl EndpointSummary {
                 let by = if self.state_by == Some(Actor::Gateway) { " by the gateway" } else { "" };
                 format!("Paused{by}{}. Nothing is sent until it is resumed; {held}.", reason(&self.state_reason))
             }
-            (_, BreakerState::Open) if self.health.next_probe_at.is_none() => {
+            // As in `waiting_for`, this comes before the breaker.
+            _ if self.backpressure_until.is_some() => format!("Its receiver asked for a break; {held}."),
+            (_, BreakerState::Open) if self.health.is_opened_for_good() => {
                 format!(
                     "A person opened its breaker{}. It stays open until it is closed; {held}.",
                     reason(&self.health.reason)
@@ -215,7 +226,6 @@ impl EndpointSummary {
                 words::count(self.health.max_in_flight_now),
                 words::count(self.max_in_flight)
             ),
-            _ if self.backpressure_until.is_some() => format!("Its receiver asked for a break; {held}."),
             _ if self.health.failing_since.is_some() => format!(
                 "It fails: {}; {held}.",
                 in_a_row(self.health.consecutive_failures.max(self.health.consecutive_refusals))
@@ -237,9 +247,13 @@ impl EndpointSummary {
         }
     }
 
-    /// Says what its last answers were, for a list.
-    pub fn last_answers(&self) -> String {
+    /// Says what its last answers were, for a list. What a person noted who opened its
+    /// breaker may be the operator's own, and is no word of the portal.
+    pub fn last_answers(&self, is_portal: bool) -> String {
         match (&self.health.failing_since, &self.health.reason) {
+            (_, Some(_)) if is_portal && self.health.reason_by == Some(Actor::Person) && !self.is_breaker_closed() => {
+                "a person opened its breaker".to_owned()
+            }
             (_, Some(reason)) if !self.is_breaker_closed() => words_only(reason, 120),
             (Some(_), _) => in_a_row(self.health.consecutive_failures.max(self.health.consecutive_refusals)),
             (None, _) => "well".to_owned(),
@@ -295,7 +309,7 @@ pub(super) mod tests {
             "max_in_flight": 10, "rate": {"per_second": 500.0, "burst": 50}, "timeout": {"connect": "5s", "total": "10s"},
             "retry": {"preset": "standard"}, "status_rules": {"preset": "default"}, "inherits": [], "state": "active",
             "state_reason": null, "state_since": "2026-01-01T00:00:00Z", "state_by": null,
-            "health": {"breaker": "closed", "reason": null, "since": null, "next_probe_at": null, "max_in_flight_now": 10,
+            "health": {"breaker": "closed", "reason": null, "reason_by": null, "since": null, "next_probe_at": null, "max_in_flight_now": 10,
                 "consecutive_failures": 0, "consecutive_refusals": 0, "failing_since": null, "waiting": 0, "oldest_due_at": null},
             "backpressure_until": null, "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z"});
         for (pointer, value) in changed.as_object().unwrap() {
@@ -314,6 +328,10 @@ pub(super) mod tests {
                 "Paused by the gateway: only 400. Nothing is sent until it is resumed; 1,204 deliveries are held, and not lost.",
             ),
             (
+                json!({"/health/breaker": "open", "/backpressure_until": "2026-01-01T00:00:00Z", "/health/waiting": 2}),
+                "Its receiver asked for a break; 2 deliveries are held, and not lost.",
+            ),
+            (
                 json!({"/health/breaker": "open", "/health/reason": "a note", "/health/waiting": 2}),
                 "A person opened its breaker: a note. It stays open until it is closed; 2 deliveries are held, and not lost.",
             ),
@@ -328,6 +346,16 @@ pub(super) mod tests {
         ] {
             assert_eq!(facts(&changed).health_words(), said);
         }
+    }
+
+    #[test]
+    fn a_list_of_the_portal_does_not_show_what_a_person_noted() {
+        let opened = |by: &str| {
+            facts(&json!({"/health/breaker": "open", "/health/reason": "unpaid invoice", "/health/reason_by": by}))
+        };
+        assert_eq!(opened("person").last_answers(false), "unpaid invoice");
+        assert_eq!(opened("person").last_answers(true), "a person opened its breaker");
+        assert_eq!(opened("gateway").last_answers(true), "unpaid invoice");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use super::endpoint_fields::{
     ChangedSetting, FIELD_NAMES, TypedEndpoint, changed_settings, field_of, merge_patch, settings_of,
 };
 use super::event_types::{SeenType, seen_types};
+use crate::dashboard::api_caller::segment;
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
@@ -40,11 +42,11 @@ struct FieldGroup {
 
 #[derive(Deserialize)]
 struct TenantList {
-    data: Vec<NamedTenant>,
+    data: Vec<ListedTenantId>,
 }
 
 #[derive(Deserialize)]
-struct NamedTenant {
+struct ListedTenantId {
     id: String,
 }
 
@@ -59,7 +61,7 @@ struct FormPage {
     /// Address that leads back.
     back: String,
     tenant: String,
-    tenants: Vec<NamedTenant>,
+    tenants: Vec<ListedTenantId>,
     typed: TypedEndpoint,
     /// Event types to choose from.
     seen_types: Vec<SeenType>,
@@ -80,9 +82,7 @@ struct ReviewPage {
     typed: TypedEndpoint,
     seen: String,
     changed: Vec<ChangedSetting>,
-    patch: String,
-    tenant: String,
-    id: String,
+    curl: String,
 }
 
 /// Shows an empty form.
@@ -202,9 +202,11 @@ fn review_page(
         name: name_of(present),
         action: format!("{back}/edit"),
         seen: page.form.get("seen").to_owned(),
-        patch: patch.to_string(),
-        tenant: page.tenant().to_owned(),
-        id: page.param("endpoint").to_owned(),
+        curl: commands::api_change(
+            page.tenant(),
+            &format!("/endpoints/{}", segment(page.param("endpoint"))),
+            &patch.to_string(),
+        ),
         frame: page.frame,
         back,
         typed,

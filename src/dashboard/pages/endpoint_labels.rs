@@ -5,8 +5,13 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use serde::Deserialize;
 
+use super::endpoint_facts::words_only;
 use crate::dashboard::api_caller::{ApiCaller, api_path};
+use crate::dashboard::shown_delivery::ShownDelivery;
 use crate::model::id::TenantId;
+
+/// Longest name of an endpoint beside a delivery, in characters.
+pub const NAME_CHARS_MAX: usize = 48;
 
 /// What a page shows of an endpoint besides its id.
 #[derive(Debug, Clone, Default)]
@@ -41,13 +46,23 @@ pub async fn endpoint_labels(
     let wanted: BTreeMap<String, String> = wanted.map(|(tenant, endpoint)| (endpoint, tenant)).take(100).collect();
     let reads = wanted.iter().map(|(endpoint, tenant)| async move {
         let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, endpoint);
-        let found: ShownEndpoint = api.get(&path).await.ok()?;
-        let text = if found.description.is_empty() { found.url } else { found.description };
-        let per_second = found.rate.and_then(|rate| rate.per_second);
+        let found = api.get_kept::<ShownEndpoint>(&path).await.ok()?;
+        let text = if found.description.is_empty() { &found.url } else { &found.description };
+        let per_second = found.rate.as_ref().and_then(|rate| rate.per_second);
         let (tenant, text) = (tenant.clone(), text.chars().take(120).collect());
         Some((endpoint.clone(), EndpointLabel { tenant, text, per_second }))
     });
     join_all(reads).await.into_iter().flatten().collect()
+}
+
+/// Gives deliveries the names of their endpoints.
+pub async fn name_endpoints(api: &ApiCaller, deliveries: &mut [ShownDelivery]) {
+    let wanted = deliveries.iter().map(|delivery| (delivery.tenant.clone(), delivery.endpoint_id.clone()));
+    let labels = endpoint_labels(api, wanted).await;
+    for delivery in deliveries {
+        let label = labels.get(&delivery.endpoint_id);
+        delivery.endpoint_name = label.map(|label| words_only(&label.text, NAME_CHARS_MAX)).unwrap_or_default();
+    }
 }
 
 #[derive(Deserialize)]

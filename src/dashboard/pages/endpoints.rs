@@ -3,21 +3,23 @@
 use askama::Template;
 use futures_util::StreamExt;
 use futures_util::stream;
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use serde::Deserialize;
 
 use super::endpoint_facts::EndpointSummary;
-use super::figure_steps::FigureRun;
+use super::figure_steps::{FigureRun, FigureSum};
 use super::figure_words;
 use crate::dashboard::api_caller::{ApiCaller, api_path, segment};
 use crate::dashboard::chart::Svg;
-use crate::dashboard::chart::spark::spark;
+use crate::dashboard::chart::sparkline::sparkline;
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::forms::FormValues;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::figure_time::{WINDOW_MS, span_beginning};
 
 /// Names of the query that choose endpoints; the cursor is not one of them.
 const FILTERS: [&str; 6] = ["q", "tenant", "state", "breaker", "failing", "sort"];
@@ -36,7 +38,7 @@ struct ListedEndpoint {
     hour: Option<f64>,
     day: Option<f64>,
     attempts: u64,
-    spark: Svg,
+    sparkline: Svg,
 }
 
 #[derive(Template)]
@@ -57,9 +59,10 @@ struct EndpointsPage {
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let api_query = list_query(&page.query);
     let found: ListedEndpoints = page.api.get(&format!("{}{api_query}", page.scoped_path("/endpoints"))).await?;
-    let hour_ago = page.now - SignedDuration::from_hours(1);
+    // Figures are counted in windows, so that the question stays the same for the length of one.
+    let hour_ago = span_beginning(page.now - SignedDuration::from_hours(1), WINDOW_MS);
     let since = segment(&format!("{hour_ago:.0}"));
-    let rows = stream::iter(found.data).map(|facts| look_up(page.api.clone(), facts, since.clone(), page.now));
+    let rows = stream::iter(found.data).map(|facts| look_up(page.api.clone(), facts, since.clone()));
     let rows: Vec<ListedEndpoint> = rows.buffered(AT_ONCE).collect().await;
     let next = found.next.map(|cursor| page.query.query_with(&FILTERS, &[("cursor", &cursor)]));
     let first = page.query.has("cursor").then(|| format!("endpoints{}", page.query.query_with(&FILTERS, &[])));
@@ -91,23 +94,39 @@ fn list_query(query: &FormValues) -> String {
     )
 }
 
+/// The figures of an endpoint, as far as a row shows them. Thousands of them are kept.
+#[derive(Default, Deserialize)]
+#[serde(from = "FigureRun")]
+struct RowFigures {
+    /// Attempts that delivered and that did not, by hour.
+    bars: Vec<(f64, f64)>,
+    success: Option<f64>,
+    attempts: u64,
+}
+
+impl From<FigureRun> for RowFigures {
+    fn from(run: FigureRun) -> Self {
+        let sum = run.sum();
+        let steps = run.steps(SignedDuration::from_hours(1), run.to);
+        let bar = |sum: &Option<FigureSum>| {
+            sum.as_ref().map_or((0.0, 0.0), |sum| (sum.succeeded as f64, sum.failed() as f64))
+        };
+        Self { bars: steps.iter().map(bar).collect(), success: sum.success(), attempts: sum.attempts() }
+    }
+}
+
 /// Reads the figures of one row. Without them the row is shown all the same.
-async fn look_up(api: ApiCaller, facts: EndpointSummary, since: String, now: Timestamp) -> ListedEndpoint {
+async fn look_up(api: ApiCaller, facts: EndpointSummary, since: String) -> ListedEndpoint {
     let path = api_path!("/v1/tenants/{}/endpoints/{}/figures", facts.tenant, facts.id);
     let (day, hour) = (format!("{path}?step=1h"), format!("{path}?step=5m&from={since}"));
-    let (day, hour) = tokio::join!(api.get::<FigureRun>(&day), api.get::<FigureRun>(&hour));
-    let steps = day.as_ref().map(|day| day.steps(SignedDuration::from_hours(1), now)).unwrap_or_default();
-    let bars: Vec<(f64, f64)> = steps
-        .iter()
-        .map(|sum| sum.as_ref().map_or((0.0, 0.0), |sum| (sum.succeeded as f64, sum.failed() as f64)))
-        .collect();
-    let sum = day.map(|day| day.sum()).unwrap_or_default();
+    let (day, hour) = tokio::join!(api.get_kept::<RowFigures>(&day), api.get_kept::<RowFigures>(&hour));
+    let day = day.unwrap_or_default();
     ListedEndpoint {
         facts,
-        hour: hour.ok().and_then(|hour| hour.sum().success()),
-        day: sum.success(),
-        attempts: sum.attempts(),
-        spark: spark(&bars),
+        hour: hour.ok().and_then(|hour| hour.success),
+        day: day.success,
+        attempts: day.attempts,
+        sparkline: sparkline(&day.bars),
     }
 }
 

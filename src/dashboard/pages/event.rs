@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::endpoint_facts::words_only;
+use super::endpoint_labels::{NAME_CHARS_MAX, endpoint_labels, name_endpoints};
 use crate::dashboard::api_caller;
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::commands;
@@ -56,6 +58,9 @@ struct ShownMatch {
     matched: bool,
     reason: String,
     delivery_id: Option<String>,
+    /// What the endpoint is called.
+    #[serde(skip)]
+    name: String,
 }
 
 /// One endpoint, and whether it got the event.
@@ -93,7 +98,8 @@ struct EventPage {
     deliveries: Vec<ShownDelivery>,
     more_deliveries: usize,
     matches: Vec<MatchRow>,
-    more_matches: usize,
+    /// Whether there are more endpoints than are shown.
+    has_more_matches: bool,
     are_matches_known: bool,
     command: String,
     curl: String,
@@ -102,7 +108,8 @@ struct EventPage {
 /// Shows an event.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let path = event_path(&page);
-    let (deliveries_path, matches_path) = (format!("{path}/deliveries"), format!("{path}/matches"));
+    let (deliveries_path, matches_path) =
+        (format!("{path}/deliveries"), format!("{path}/matches?limit={}", ROWS_MAX + 1));
     let (event, deliveries, matches) = tokio::join!(
         page.api.get::<EventDetail>(&path),
         page.api.get::<ListedPage<ShownDelivery>>(&deliveries_path),
@@ -114,9 +121,10 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let are_matches_known = matches.is_some();
     let mut matches = match_rows(matches.map(|matches| matches.data).unwrap_or_default(), &deliveries);
     let more_deliveries = deliveries.len().saturating_sub(ROWS_MAX);
-    let more_matches = matches.len().saturating_sub(ROWS_MAX);
+    let has_more_matches = matches.len() > ROWS_MAX;
     deliveries.truncate(ROWS_MAX);
     matches.truncate(ROWS_MAX);
+    name_rows(&page, &mut deliveries, &mut matches).await;
     PageContext::render(&EventPage {
         tenant: page.tenant().to_owned(),
         id: page.param("event").to_owned(),
@@ -126,12 +134,22 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         deliveries,
         more_deliveries,
         matches,
-        more_matches,
+        has_more_matches,
         are_matches_known,
         command: suggested_command(page.tenant(), "events get", page.param("event")),
         curl: commands::api_curl(&path),
         frame: page.frame,
     })
+}
+
+/// Gives rows the names of their endpoints.
+async fn name_rows(page: &PageContext, deliveries: &mut [ShownDelivery], matches: &mut [MatchRow]) {
+    let ids = matches.iter().map(|row| (page.tenant().to_owned(), row.found.endpoint_id.clone()));
+    let (labels, ()) = tokio::join!(endpoint_labels(&page.api, ids), name_endpoints(&page.api, deliveries));
+    for row in matches {
+        let id = &row.found.endpoint_id;
+        row.found.name = labels.get(id).map_or_else(|| id.clone(), |label| words_only(&label.text, NAME_CHARS_MAX));
+    }
 }
 
 /// Returns nothing in place of the problem that the data is gone.

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::deliveries::{filter_value, refusal_or};
+use super::tenant_choice;
 use crate::dashboard::api_caller;
 use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
@@ -12,9 +13,8 @@ use crate::dashboard::forms::FormValues;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
-use crate::dashboard::shown_delivery::ListedPage;
 use crate::dashboard::words;
-use crate::model::suggested_command::quoted;
+use crate::model::suggested_command::option;
 
 const FILTERS: [&str; 5] = ["tenant", "type", "key", "since", "until"];
 
@@ -28,11 +28,6 @@ struct ListedEvent {
     accepted_at: Timestamp,
     deliveries: u32,
     data_withheld: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ListedTenant {
-    id: String,
 }
 
 #[derive(Template)]
@@ -52,23 +47,15 @@ struct EventsPage {
 }
 
 impl EventsPage {
-    fn newest(&self) -> String {
+    fn first_page_query(&self) -> String {
         self.query.query_with(&FILTERS, &[])
     }
-}
-
-#[derive(Template)]
-#[template(path = "events_tenants.html")]
-struct TenantChoice {
-    frame: Frame,
-    tenants: Vec<ListedTenant>,
-    next: String,
 }
 
 /// Lists the events of a tenant, or the tenants to choose from.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     if page.tenant().is_empty() {
-        return choose_tenant(page).await;
+        return tenant_choice::show(page).await;
     }
     let filters = FILTERS.into_iter().filter(|name| *name != "tenant");
     let mut asked: Vec<(&str, String)> =
@@ -87,17 +74,9 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         is_filtered: FILTERS[1..].iter().any(|name| page.query.has(name)),
         problem,
         curl: commands::api_curl(&path),
-        command: format!("posthaste events list --tenant {}", quoted(page.tenant())),
+        command: format!("posthaste events list {}", option("--tenant", page.tenant())),
         tenant: page.tenant().to_owned(),
         query: page.query,
         frame: page.frame,
     })
-}
-
-async fn choose_tenant(page: PageContext) -> Result<PageAnswer, PageError> {
-    let asked = [("limit", "100".to_owned()), ("cursor", page.query.get("cursor").to_owned())];
-    let listed: ListedPage<ListedTenant> = page.api.get(&format!("/v1/tenants{}", commands::query_of(&asked))).await?;
-    let next = listed.next.as_deref().map(|next| page.query.query_with(&[], &[("cursor", next)]));
-    let (frame, next) = (page.frame, next.unwrap_or_default());
-    PageContext::render(&TenantChoice { frame, tenants: listed.data, next })
 }

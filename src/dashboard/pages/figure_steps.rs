@@ -210,7 +210,7 @@ impl FigureRun {
         steps
     }
 
-    /// Returns the beginning and the end of what is known, in milliseconds.
+    /// Returns the time range that has figures, in milliseconds.
     fn known(&self, now: Timestamp) -> (i64, i64) {
         let first = self.data.first().map(|point| point.at.as_millisecond());
         let begun = self.begun_at.map(Timestamp::as_millisecond);

@@ -6,15 +6,19 @@ use askama::Template;
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use super::authors::Authors;
+use super::confirm_in_frame::{self, Question};
 use super::dead_letter_filter::query;
 use super::endpoint_labels::{EndpointLabel, labels_in};
 use super::recovery_words::{self, counted, job_mark, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::delivery::{DeliveryState, WaitingFor};
 use crate::model::id::TenantId;
 use crate::model::job::{JobFilter, JobKind, JobState, LeftOut};
 use crate::model::named_enum::NamedEnum;
@@ -68,11 +72,19 @@ struct JobEndpointResponse {
     matched: u64,
     done: u64,
     is_done: bool,
-    held_by: Option<String>,
+    held_by: Option<WaitingFor>,
     outcome: OutcomeResponse,
+    left_out: Vec<LeftOutResponse>,
 }
 
 impl JobResponse {
+    /// Leaves out what the readers of the page are not told of its author.
+    fn told(mut self, authors: &Authors) -> Self {
+        self.note = self.note.filter(|_| authors.is_shown(&self.by));
+        self.by = authors.words(&self.by);
+        self
+    }
+
     fn verb(&self) -> &'static str {
         kind_verb(self.kind)
     }
@@ -168,7 +180,17 @@ fn through(done: u64, outcome: &OutcomeResponse) -> u64 {
 
 impl JobEndpointResponse {
     fn through(&self) -> u64 {
-        through(self.done, &self.outcome)
+        through(self.done, &self.outcome) + self.left_out_count()
+    }
+
+    fn left_out_count(&self) -> u64 {
+        self.left_out.iter().map(|left_out| left_out.count).sum()
+    }
+
+    /// Says why some are left as they are.
+    fn left_out_words(&self) -> String {
+        let why = self.left_out.iter().map(|one| format!("{} {}", words::count(one.count), one.why.as_str()));
+        why.collect::<Vec<_>>().join(", ").replace('_', " ")
     }
 
     fn whole(&self) -> u64 {
@@ -178,11 +200,13 @@ impl JobEndpointResponse {
 
 /// Says in words which deliveries a filter takes.
 fn taken(kind: JobKind, filter: &JobFilter) -> String {
-    let state = filter.state.unwrap_or(kind.state()).as_str();
-    let mut words = match kind {
-        JobKind::Backfill => vec!["past events".to_owned()],
-        _ if state == "dead" => vec!["dead letters".to_owned()],
-        _ => vec![format!("{state} deliveries")],
+    let state = filter.state.unwrap_or(kind.state());
+    let mut words = match state {
+        _ if kind.creates_deliveries() => vec!["past events".to_owned()],
+        DeliveryState::Dead => vec!["dead letters".to_owned()],
+        DeliveryState::Waiting | DeliveryState::Delivered | DeliveryState::Cancelled => {
+            vec![format!("{} deliveries", state.as_str())]
+        }
     };
     if !filter.ids.is_empty() {
         words.insert(0, counted(filter.ids.len() as u64, "chosen one:", "chosen ones:"));
@@ -245,10 +269,12 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
     let cursor = query(&[("cursor", page.query.get("cursor"))]);
     let found: JobsResponse = page.api.get(&format!("{}?limit=50{cursor}", page.scoped_path("/jobs"))).await?;
     let next = found.next.map(|cursor| page.query.query_with(&["tenant"], &[("cursor", &cursor)]));
+    let authors = Authors::of(&page).await;
+    let jobs = found.data.into_iter().map(|job| job.told(&authors)).collect();
     PageContext::render(&JobsPage {
         title: title(&page),
         tenant: if page.frame.is_portal() { String::new() } else { page.tenant().to_owned() },
-        jobs: found.data,
+        jobs,
         next: next.unwrap_or_default(),
         frame: page.frame,
     })
@@ -257,6 +283,7 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
 /// Shows one job.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let job: JobResponse = page.api.get(&path_of(&page)).await?;
+    let job = job.told(&Authors::of(&page).await);
     let named = job.endpoints.iter().map(|row| row.endpoint.clone());
     let labels = labels_in(&page.api, &job.tenant, named).await;
     let since = job.started_at.to_string();
@@ -267,6 +294,14 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Lets a job rest.
 pub async fn pause(page: PageContext) -> Result<PageAnswer, PageError> {
+    let question = Question {
+        title: "Pause this job?",
+        meaning: "It takes no further deliveries until it is resumed. What it has already sent again goes on.",
+        button: "Pause it",
+    };
+    if let Some(asked) = confirm_in_frame::question(&page, question, job_page(&page)) {
+        return asked;
+    }
     change(page, "pause", "job_paused").await
 }
 
@@ -277,13 +312,26 @@ pub async fn resume(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Ends a job.
 pub async fn cancel(page: PageContext) -> Result<PageAnswer, PageError> {
+    let question = Question {
+        title: "Cancel this job?",
+        meaning: "It ends here. What it has already changed stays changed, and the rest stays as it is.",
+        button: "Cancel the job",
+    };
+    if let Some(asked) = confirm_in_frame::question(&page, question, job_page(&page)) {
+        return asked;
+    }
     change(page, "cancel", "job_cancelled").await
 }
 
 async fn change(page: PageContext, verb: &str, done: &str) -> Result<PageAnswer, PageError> {
     page.api.post(&format!("{}/{verb}", path_of(&page))).await?;
+    Ok(page.lead_to(&job_page(&page), done))
+}
+
+/// Returns the path of the job's page below the root.
+fn job_page(page: &PageContext) -> String {
     let link = page.frame.link("jobs", page.tenant(), page.param("job"));
-    Ok(page.lead_to(link.trim_start_matches(&page.frame.root), done))
+    link.trim_start_matches(page.frame.root.as_str()).to_owned()
 }
 
 fn path_of(page: &PageContext) -> String {
@@ -327,10 +375,22 @@ mod tests {
         assert_eq!(job(json!({})).held(), None);
         let row = |held_by: Option<&str>| {
             json!({"endpoint": "ep_1", "matched": 9, "done": 1, "is_done": false, "held_by": held_by,
-                "outcome": {"delivered": 0, "dead": 0, "waiting": 1}})
+                "outcome": {"delivered": 0, "dead": 0, "waiting": 1}, "left_out": []})
         };
         let said = job(json!({"endpoints": [row(Some("pause")), row(None)]})).held().unwrap();
         assert!(said.starts_with("1 endpoint is held, and the job waits there"), "{said}");
+    }
+
+    #[test]
+    fn an_endpoint_is_through_with_what_stays_and_says_why() {
+        let row: JobEndpointResponse = serde_json::from_value(json!({
+            "endpoint": "ep_1", "matched": 9, "done": 6, "is_done": false, "held_by": null,
+            "outcome": {"delivered": 5, "dead": 0, "waiting": 1},
+            "left_out": [{"why": "overtaken", "count": 2}, {"why": "already_got", "count": 1}],
+        }))
+        .unwrap();
+        assert_eq!((row.through(), row.whole()), (8, 9));
+        assert_eq!(row.left_out_words(), "2 overtaken, 1 already got");
     }
 
     #[test]

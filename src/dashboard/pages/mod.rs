@@ -2,8 +2,11 @@
 
 pub mod access;
 mod attempt_card;
+mod attention_rows;
 pub mod audit;
+pub mod authors;
 pub mod cluster;
+pub mod confirm_in_frame;
 pub mod dead_letter_filter;
 pub mod dead_letter_list;
 pub mod dead_letters;
@@ -40,7 +43,9 @@ pub mod search;
 pub mod sessions;
 pub mod settings;
 pub mod simulator;
+pub mod tenant_choice;
 pub mod tenant_figures;
 pub mod tenant_form;
+pub mod tenant_portal;
 pub mod tenants;
 pub mod tokens;

@@ -8,6 +8,7 @@ use futures_util::stream;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
+use super::attention_rows::AttentionRow;
 use super::endpoint_facts::{EndpointSummary, deliveries, words_only};
 use super::figure_steps::{FigureRun, FigureSum, known_until};
 use super::figure_words;
@@ -15,48 +16,25 @@ use crate::dashboard::api_caller::{ApiCaller, api_path};
 use crate::dashboard::chart::heat_map::{HeatRow, heat_map};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
-use crate::model::attention::{AttentionKind, Severity};
-use crate::model::named_enum::NamedEnum;
 
 /// Most rows of the list of what needs attention.
 const ATTENTION_SHOWN: usize = 20;
 /// Most rows of the outage map.
 const MAPPED_MAX: usize = 30;
-/// ThemeChoice-ups of endpoints that run at once.
+/// Look-ups of endpoints that run at once.
 const AT_ONCE: usize = 8;
 
 #[derive(Deserialize)]
 struct AttentionList {
     data: Vec<AttentionRow>,
+    more: u64,
     unanswered_nodes: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct AttentionRow {
-    kind: AttentionKind,
-    severity: Severity,
-    tenant: Option<String>,
-    endpoint: Option<String>,
-    since: Option<Timestamp>,
-    reason: String,
-    waiting: Option<u64>,
-    next_at: Option<Timestamp>,
-    command: String,
-}
-
-impl AttentionRow {
-    fn is_critical(&self) -> bool {
-        self.severity == Severity::Critical
-    }
-
-    fn kind_words(&self) -> String {
-        self.kind.as_str().replace('_', " ")
-    }
 }
 
 #[derive(Deserialize)]
@@ -169,11 +147,11 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let (attention, table, day, causes, first_tenant) = tokio::try_join!(
         api.get::<AttentionList>("/v1/attention"),
         api.get::<HealthTable>("/v1/health-table"),
-        api.get::<FigureRun>("/v1/figures?step=5m"),
+        api.get_kept::<FigureRun>("/v1/figures?step=5m"),
         api.get::<CauseGroups>("/v1/dead-letters/groups?by=cause"),
         api.get::<FirstTenant>("/v1/tenants/default"),
     )?;
-    let day = day.begun_at(first_tenant.created_at);
+    let day = FigureRun::clone(&day).begun_at(first_tenant.created_at);
     let looked_at = read_endpoints_with_figures(api, worst(&attention.data, &table.top_endpoints)).await;
     let names = looked_at.iter().map(|(facts, _)| (facts.id.clone(), facts.name())).collect();
     let (map, mapped) = outage_map(&looked_at, page.now);
@@ -181,7 +159,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let shown = OverviewPage {
         is_well: attention.data.is_empty(),
         tiles: tiles(&table, &day, &causes, page.now),
-        more_attention: attention.data.len().saturating_sub(ATTENTION_SHOWN) as u64,
+        more_attention: attention.data.len().saturating_sub(ATTENTION_SHOWN) as u64 + attention.more,
         attention: attention.data.into_iter().take(ATTENTION_SHOWN).collect(),
         unanswered: attention.unanswered_nodes,
         known: known_until(&day),
@@ -265,9 +243,9 @@ async fn read_endpoints_with_figures(
             let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, id);
             let figures = format!("{path}/figures?step=1h");
             let (facts, run) =
-                tokio::try_join!(api.get::<EndpointSummary>(&path), api.get::<FigureRun>(&figures)).ok()?;
-            let run = run.begun_at(facts.created_at);
-            Some((facts, run))
+                tokio::try_join!(api.get_kept::<EndpointSummary>(&path), api.get_kept::<FigureRun>(&figures)).ok()?;
+            let run = FigureRun::clone(&run).begun_at(facts.created_at);
+            Some((EndpointSummary::clone(&facts), run))
         }
     });
     looked.buffered(AT_ONCE).filter_map(|found| async { found }).collect().await
@@ -476,6 +454,8 @@ impl SloFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::attention::{AttentionKind, Severity};
+    use serde_json::json;
 
     fn row(kind: AttentionKind, endpoint: Option<&str>, waiting: Option<u64>) -> AttentionRow {
         AttentionRow {
@@ -526,5 +506,27 @@ mod tests {
             ["0 s", "under 10 s", "over 50 s", "over 1 min", "over 2 min", "over 1 h 1 min"]
         );
         assert_eq!([0.0, 0.25, 3.04, 1204.4].map(rate), ["0", "0.25", "3.0", "1,204"]);
+    }
+
+    #[tokio::test]
+    async fn what_concerns_a_tenant_leads_to_that_tenant() {
+        let now = "2026-11-18T10:00:00Z";
+        let quota = json!({"kind": "over_quota", "severity": "warning", "tenant": "acme", "reason": "it is full", "command": ""});
+        let slo = json!({"target": 0.999, "within": "10m", "good": 0, "total": 0});
+        let step = json!({"from": now, "to": now, "complete_until": null, "step": "5m", "gaps": [], "data": []});
+        let mut routes = axum::Router::new();
+        for (path, answer) in [
+            ("/v1/attention", json!({"data": [quota], "more": 0, "unanswered_nodes": []})),
+            ("/v1/health-table", json!({"at": now, "rows": [], "slo": slo, "top_endpoints": []})),
+            ("/v1/figures", step),
+            ("/v1/dead-letters/groups", json!({"data": [], "total": {"count": 0, "oldest_at": null}})),
+            ("/v1/tenants/default", json!({"created_at": now})),
+        ] {
+            routes = routes.route(path, axum::routing::get(async move || answer.to_string()));
+        }
+        let page = PageContext { now: now.parse().unwrap(), ..PageContext::of_routes(routes, &[], b"") };
+        let shown = show(page).await.map_err(|problem| problem.detail);
+        let Ok(PageAnswer::Html(html)) = shown else { panic!("no page") };
+        assert!(html.contains("<a href=\"./tenants/acme\"><bdi>acme</bdi></a>:"), "{html}");
     }
 }

@@ -10,6 +10,7 @@ use crate::dashboard::api_caller::{api_path, segment};
 use crate::dashboard::context::PageContext;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
+use crate::model::endpoint_event::EndpointEventKind;
 use crate::model::verdict::Verdict;
 
 /// Most outages of an endpoint that are told.
@@ -69,10 +70,15 @@ fn of_breaker(newest_first: &[PastEvent], now: Timestamp) -> Vec<Outage> {
     let (mut outages, mut opened) = (Vec::new(), None);
     let outage = |from, to| Outage { from, to, failed: None };
     for event in newest_first.iter().rev() {
-        match event.what.as_str() {
-            "breaker_opened" if opened.is_none() => opened = Some(event.at),
-            "breaker_closed" | "recovered" => outages.extend(opened.take().map(|from| outage(from, event.at))),
-            _ => {}
+        match event.what {
+            EndpointEventKind::BreakerOpened => opened = opened.or(Some(event.at)),
+            EndpointEventKind::BreakerClosed | EndpointEventKind::Recovered => {
+                outages.extend(opened.take().map(|from| outage(from, event.at)));
+            }
+            EndpointEventKind::Paused
+            | EndpointEventKind::Resumed
+            | EndpointEventKind::Disabled
+            | EndpointEventKind::ProbeFailed => {}
         }
     }
     outages.extend(opened.map(|from| outage(from, now)));

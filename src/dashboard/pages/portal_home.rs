@@ -35,6 +35,25 @@ struct CustomerTrouble {
     reason: String,
     since: Option<Timestamp>,
     next_at: Option<Timestamp>,
+    /// What else is not well about the same endpoint.
+    #[serde(skip)]
+    others: Vec<String>,
+}
+
+/// Joins the rows of each endpoint: the worst stays, the others say what else there is.
+fn by_endpoint(rows: Vec<CustomerTrouble>) -> Vec<CustomerTrouble> {
+    let mut joined: Vec<CustomerTrouble> = Vec::new();
+    for row in rows {
+        match joined.iter_mut().find(|first| first.endpoint.is_some() && first.endpoint == row.endpoint) {
+            Some(first) => {
+                first.since = first.since.min(row.since).or(first.since).or(row.since);
+                first.next_at = first.next_at.or(row.next_at);
+                first.others.push(row.reason);
+            }
+            None => joined.push(row),
+        }
+    }
+    joined
 }
 
 #[derive(Deserialize)]
@@ -51,7 +70,11 @@ struct DeadCount {
 #[derive(Deserialize)]
 struct CustomerEndpoints {
     data: Vec<CustomerEndpoint>,
+    next: Option<String>,
 }
+
+/// Most endpoints that are looked at, those that need attention first.
+const ENDPOINTS_MAX: usize = 100;
 
 #[derive(Deserialize)]
 struct CustomerEndpoint {
@@ -71,7 +94,7 @@ struct PortalHomePage {
     attention: Vec<CustomerTrouble>,
     /// What endpoints are called, by id.
     names: HashMap<String, String>,
-    endpoints: u64,
+    endpoints: String,
     delivered: u64,
     dead_today: u64,
     dead: DeadCount,
@@ -86,7 +109,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let from = page.now - 24.hours();
     let figures_path =
         format!("/figures?from={}&to={}&step=1h", segment(&format!("{from:.0}")), segment(&format!("{:.0}", page.now)));
-    let paths = ["/attention", "/dead-letters/groups?limit=1", &figures_path, "/endpoints?limit=500"]
+    let paths = ["/attention", "/dead-letters/groups?limit=1", &figures_path, "/endpoints?sort=attention&limit=100"]
         .map(|rest| page.tenant_path(rest));
     let (attention, dead, day, endpoints) = tokio::try_join!(
         page.api.get::<CustomerAttention>(&paths[0]),
@@ -94,14 +117,15 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         page.api.get::<FigureRun>(&paths[2]),
         page.api.get::<CustomerEndpoints>(&paths[3]),
     )?;
-    let oldest = endpoints.data.iter().map(|endpoint| endpoint.created_at).min();
+    // One more stands for all that were not looked at.
+    let count = endpoints.data.len() + usize::from(endpoints.next.is_some());
+    let oldest = endpoints.data.iter().filter(|_| count <= ENDPOINTS_MAX).map(|endpoint| endpoint.created_at).min();
     let day = oldest.map_or(day.clone(), |oldest| day.begun_at(oldest));
     let hours = day.steps(HOUR, page.now);
     let sum = day.sum();
     let held = endpoints.data.iter().filter(|endpoint| endpoint.state != EndpointState::Active).count();
-    let verdict = verdict(endpoints.data.len(), held, &attention.data, sum.delivered, sum.dead);
+    let verdict = verdict(count, held, &attention.data, sum.delivered, sum.dead);
     let is_well = attention.data.is_empty() && held == 0 && sum.dead == 0;
-    let count = endpoints.data.len() as u64;
     let named = endpoints.data.into_iter().filter(|endpoint| !endpoint.description.is_empty());
     let names = named.map(|endpoint| (endpoint.id, words_only(&endpoint.description, 80))).collect();
     PageContext::render(&PortalHomePage {
@@ -109,9 +133,9 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         frame: page.frame,
         verdict,
         is_well,
-        attention: attention.data,
+        attention: by_endpoint(attention.data),
         names,
-        endpoints: count,
+        endpoints: many(count),
         delivered: sum.delivered,
         dead_today: sum.dead,
         dead: dead.total,
@@ -131,7 +155,7 @@ fn recover_query(oldest: Timestamp) -> String {
 fn verdict(endpoints: usize, held: usize, attention: &[CustomerTrouble], delivered: u64, dead: u64) -> String {
     // An endpoint may be named for several reasons.
     let failing: BTreeSet<&str> = attention.iter().filter_map(|row| row.endpoint.as_deref()).collect();
-    let of_all = |count: usize| format!("{count} of {}", counted(endpoints as u64, "endpoint", "endpoints"));
+    let of_all = |count: usize| format!("{count} of {}", endpoint_words(endpoints));
     match (endpoints, held, failing.len(), dead) {
         (0, ..) => "No endpoint is set up yet, so nothing is sent to you.".to_owned(),
         (_, 0, 0, 0) if delivered == 0 => "All is well. No event has come in the last 24 hours.".to_owned(),
@@ -151,6 +175,19 @@ fn verdict(endpoints: usize, held: usize, attention: &[CustomerTrouble], deliver
         (_, _, failing, _) => {
             format!("{} need attention. Their events are held, or can be sent again; nothing is lost.", of_all(failing))
         }
+    }
+}
+
+/// Writes a number of endpoints, of which not all may have been looked at.
+fn many(count: usize) -> String {
+    if count > ENDPOINTS_MAX { format!("over {ENDPOINTS_MAX}") } else { count.to_string() }
+}
+
+fn endpoint_words(count: usize) -> String {
+    if count > ENDPOINTS_MAX {
+        format!("{} endpoints", many(count))
+    } else {
+        counted(count as u64, "endpoint", "endpoints")
     }
 }
 
@@ -185,7 +222,14 @@ mod tests {
 
     fn row(endpoint: Option<&str>) -> CustomerTrouble {
         let endpoint = endpoint.map(str::to_owned);
-        CustomerTrouble { severity: "warning".into(), endpoint, reason: "x".into(), since: None, next_at: None }
+        CustomerTrouble {
+            severity: "warning".into(),
+            endpoint,
+            reason: "x".into(),
+            since: None,
+            next_at: None,
+            others: Vec::new(),
+        }
     }
 
     #[test]
@@ -196,6 +240,7 @@ mod tests {
         assert!(verdict(2, 0, &[], 5, 3).ends_with("and 3 will not come by themselves."));
         assert!(verdict(2, 0, &[], 1, 3).starts_with("1 delivery arrived"));
         assert!(verdict(2, 1, &[], 5, 0).starts_with("1 of 2 endpoints gets no events now."));
+        assert!(verdict(101, 1, &[], 5, 0).starts_with("1 of over 100 endpoints gets no events now."));
         assert!(verdict(1, 1, &[], 5, 0).starts_with("1 of 1 endpoint gets no events now."));
         assert!(verdict(2, 0, &[row(Some("ep_1"))], 5, 0).starts_with("1 of 2 endpoints needs attention."));
     }
@@ -204,6 +249,9 @@ mod tests {
     fn an_endpoint_that_needs_attention_for_several_reasons_is_one() {
         let rows = [row(Some("ep_1")), row(Some("ep_2")), row(Some("ep_1")), row(None)];
         assert!(verdict(2, 0, &rows, 5, 0).starts_with("2 of 2 endpoints need attention."));
+        let joined = by_endpoint(rows.into());
+        let shown: Vec<_> = joined.iter().map(|row| (row.endpoint.as_deref(), row.others.len())).collect();
+        assert_eq!(shown, [(Some("ep_1"), 1), (Some("ep_2"), 0), (None, 0)]);
     }
 
     #[test]

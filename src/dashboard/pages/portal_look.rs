@@ -1,37 +1,73 @@
-//! The look of a portal: its accent colour as a stylesheet, and its logo.
+//! The look of a portal: its accent colour as a stylesheet, and its logo, each under the
+//! digest of its content, so that browsers may keep them.
 
-use serde::Deserialize;
+use bytes::Bytes;
+use http::StatusCode;
+use jiff::Timestamp;
 
+use crate::api::sign_in::PageSession;
+use crate::dashboard::api_caller::{ApiCaller, api_path};
+use crate::dashboard::assets::content_digest;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::page_answer::PageAnswer;
+use crate::dashboard::page_cache::{PageCache, RenderedPage};
 use crate::dashboard::page_error::PageError;
+use crate::model::id::TenantId;
 use crate::model::portal_theme::{Colour, DARK_BACKGROUND, LIGHT_BACKGROUND};
-
-/// Puts the logo in the place of our mark.
-const LOGO_STYLE: &str = ".brand .mark { display: none; }\n\
-                          .brand::before { content: \"\"; width: 1.75rem; height: 1.75rem; flex: none; \
-                          background: url(logo) center / contain no-repeat; }\n";
-
-#[derive(Deserialize)]
-struct PortalLook {
-    has_logo: bool,
-}
+use crate::model::sign_in::Site;
 
 /// Answers with the stylesheet of the session's theme.
 pub async fn style(page: PageContext) -> Result<PageAnswer, PageError> {
-    let accent = page.session.theme().and_then(|theme| theme.accent);
-    let mut style = accent.map(accent_style).unwrap_or_default();
-    let portal: PortalLook = page.api.get(&page.tenant_path("/portal")).await?;
-    if portal.has_logo {
-        style.push_str(LOGO_STYLE);
-    }
-    Ok(PageAnswer::Style(style))
+    let style = style_text(&page.api, &page.session).await?;
+    let is_by_digest = content_digest(style.as_bytes()) == page.param("digest");
+    Ok(PageAnswer::Asset { content_type: "text/css; charset=utf-8", content: style.into(), is_by_digest })
 }
 
 /// Answers with the tenant's logo.
 pub async fn logo(page: PageContext) -> Result<PageAnswer, PageError> {
-    let content = page.api.bytes(&page.tenant_path("/portal/logo")).await?;
-    Ok(PageAnswer::Picture(content))
+    let content = find_logo(&page.api, page.session.tenant()).await?.ok_or_else(PageError::not_found)?;
+    let is_by_digest = content_digest(&content) == page.param("digest");
+    Ok(PageAnswer::Asset { content_type: "image/png", content, is_by_digest })
+}
+
+/// Returns the digest of the stylesheet of a portal's session, which its address has. It
+/// is looked up once a second for everybody; without the store, pages have our own look.
+pub async fn style_digest(cache: &PageCache, api: &ApiCaller, session: &PageSession, now: Timestamp) -> Option<String> {
+    if session.site() != Site::Portal {
+        return None;
+    }
+    let accent = session.theme().and_then(|theme| theme.accent);
+    let key = format!("the look of {:?} in {accent:?}", session.tenant());
+    let digest = async { Ok(RenderedPage::new(content_digest(style_text(api, session).await?.as_bytes()))) };
+    let digest = cache.get(&key, now, digest).await;
+    digest.ok().map(|digest| digest.html.to_string())
+}
+
+async fn style_text(api: &ApiCaller, session: &PageSession) -> Result<String, PageError> {
+    let accent = session.theme().and_then(|theme| theme.accent);
+    let mut style = accent.map(accent_style).unwrap_or_default();
+    if let Some(logo) = find_logo(api, session.tenant()).await? {
+        style.push_str(&logo_style(&content_digest(&logo)));
+    }
+    Ok(style)
+}
+
+async fn find_logo(api: &ApiCaller, tenant: Option<&TenantId>) -> Result<Option<Bytes>, PageError> {
+    let Some(tenant) = tenant else { return Ok(None) };
+    match api.bytes(&api_path!("/v1/tenants/{}/portal/logo", tenant)).await {
+        Ok(logo) => Ok(Some(logo)),
+        Err(problem) if problem.status == StatusCode::NOT_FOUND => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Puts the logo in the place of our mark.
+fn logo_style(digest: &str) -> String {
+    format!(
+        ".brand .mark {{ display: none; }}\n\
+         .brand::before {{ content: \"\"; width: 1.75rem; height: 1.75rem; flex: none; \
+         background: url(../{digest}/logo.png) center / contain no-repeat; }}\n"
+    )
 }
 
 /// Writes the accent in a shade that can be read in both looks.

@@ -9,14 +9,16 @@ use serde::Deserialize;
 
 use super::endpoint_labels::{EndpointLabel, labels_in};
 use super::recover_form::RecoverForm;
-use super::recovery_words::{self, bound_words, counted, kind_verb, pace};
+use super::recovery_words::{self, counted, kind_verb, pace};
 use crate::dashboard::api_caller::api_path;
 use crate::dashboard::context::PageContext;
+use crate::dashboard::forms::FormValues;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::{FieldFault, PageError};
 use crate::dashboard::words;
-use crate::model::job::{JobKind, LeftOut};
+use crate::model::delivery::WaitingFor;
+use crate::model::job::{IDS_MAX, JobKind, LeftOut, MatchBound};
 use crate::model::span::Span;
 
 #[derive(Deserialize)]
@@ -24,7 +26,7 @@ struct PreviewResponse {
     matches: u64,
     endpoints: Vec<PreviewedEndpoint>,
     left_out: Vec<PreviewedLeftOut>,
-    bound: String,
+    bound: MatchBound,
     looked_at: Option<u64>,
     unblocks: PreviewedUnblocked,
     done_at: Option<Timestamp>,
@@ -34,12 +36,12 @@ struct PreviewResponse {
 struct PreviewedEndpoint {
     endpoint: String,
     matches: u64,
-    bound: String,
+    bound: MatchBound,
     looked_at: Option<u64>,
     lanes: u64,
     per_second: Option<f64>,
     takes: Option<Span>,
-    held_by: Option<String>,
+    held_by: Option<WaitingFor>,
 }
 
 #[derive(Deserialize)]
@@ -52,6 +54,7 @@ struct PreviewedLeftOut {
 struct PreviewedUnblocked {
     waiting: u64,
     lanes: u64,
+    is_exact: bool,
 }
 
 /// What a job would do, as the page shows it.
@@ -107,7 +110,7 @@ const ENDPOINTS_MAX: usize = 50;
 
 /// Shows the form, and if asked what the job would do.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
-    let mut form = RecoverForm::read(&page.query);
+    let mut form = read_form(&page.query)?;
     if page.frame.is_portal() {
         form.tenant.clear();
     }
@@ -136,7 +139,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 
 /// Starts the job that was previewed.
 pub async fn start(page: PageContext) -> Result<PageAnswer, PageError> {
-    let mut form = RecoverForm::read(&page.form);
+    let mut form = read_form(&page.form)?;
     if page.frame.is_portal() {
         form.tenant.clear();
     }
@@ -159,6 +162,17 @@ pub async fn start(page: PageContext) -> Result<PageAnswer, PageError> {
         }
         Err(problem) => refused(page, form, problem),
     }
+}
+
+/// Reads the form. One that names more deliveries than a job takes is not even shown again:
+/// each of them would be on the page twice.
+fn read_form(values: &FormValues) -> Result<RecoverForm, PageError> {
+    let form = RecoverForm::read(values);
+    if form.ids.len() > IDS_MAX {
+        let detail = format!("{} deliveries are chosen; choose at most 5,000, or use a filter", form.ids.len());
+        return Err(PageError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
+    Ok(form)
 }
 
 fn unfit(fields: Vec<FieldFault>) -> PageError {
@@ -197,10 +211,10 @@ async fn shown(page: &PageContext, form: &RecoverForm, mut found: PreviewRespons
     found.endpoints.truncate(ENDPOINTS_MAX);
     let named = found.endpoints.iter().map(|row| row.endpoint.clone());
     let labels = labels_in(&page.api, page.tenant(), named).await;
-    let noun = if form.kind == JobKind::Backfill { ("event", "events") } else { ("delivery", "deliveries") };
-    let least = bound_words(&found.bound);
+    let noun = if form.kind.creates_deliveries() { ("event", "events") } else { ("delivery", "deliveries") };
+    let least = found.bound.words();
     let button = format!("{} {least}{}", kind_verb(form.kind), counted(found.matches, noun.0, noun.1));
-    let is_open = matches!(found.bound.as_str(), "at_least" | "estimate");
+    let is_open = found.bound.is_open();
     ShownPreview { sentences, endpoints: found.endpoints, others, labels, matches: found.matches, is_open, button }
 }
 
@@ -223,13 +237,16 @@ fn sentences(kind: JobKind, preview: &PreviewResponse, now: Timestamp) -> Vec<St
     }
     if preview.unblocks.waiting > 0 {
         said.push(format!(
-            "{} behind them in {} would go on.",
+            "{}{} behind them in {} would go on.",
+            if preview.unblocks.is_exact { "" } else { "At least " },
             counted(preview.unblocks.waiting, "delivery that waits", "deliveries that wait"),
             counted(preview.unblocks.lanes, "lane", "lanes")
         ));
     }
-    for (held_by, why) in [("pause", "paused"), ("disabled", "disabled"), ("breaker", "held by a breaker")] {
-        let held = preview.endpoints.iter().filter(|row| row.held_by.as_deref() == Some(held_by)).count() as u64;
+    let reasons =
+        [(WaitingFor::Pause, "paused"), (WaitingFor::Disabled, "disabled"), (WaitingFor::Breaker, "held by a breaker")];
+    for (held_by, why) in reasons {
+        let held = preview.endpoints.iter().filter(|row| row.held_by == Some(held_by)).count() as u64;
         if held > 0 {
             let endpoints = counted(held, "endpoint is", "endpoints are");
             said.push(format!("{endpoints} {why}: the job waits there until deliveries can be sent again."));
@@ -242,7 +259,7 @@ fn sentences(kind: JobKind, preview: &PreviewResponse, now: Timestamp) -> Vec<St
             left_out.why.meaning()
         ));
     }
-    if let Some(looked_at) = preview.looked_at.filter(|_| preview.bound != "exact") {
+    if let Some(looked_at) = preview.looked_at.filter(|_| preview.bound != MatchBound::Exact) {
         said.push(format!(
             "{} were looked at one by one; among the others more may stay.",
             counted(looked_at, "delivery", "deliveries")
@@ -253,14 +270,14 @@ fn sentences(kind: JobKind, preview: &PreviewResponse, now: Timestamp) -> Vec<St
 
 /// Says what a job would do, and to whom.
 fn first_sentence(kind: JobKind, preview: &PreviewResponse) -> String {
-    let least = match bound_words(&preview.bound) {
+    let least = match preview.bound.words() {
         "" => String::new(),
         words => format!("{}{}", words[..1].to_uppercase(), &words[1..]),
     };
     let deliveries = counted(preview.matches, "delivery", "deliveries");
     let endpoints = counted(preview.endpoints.len() as u64, "endpoint", "endpoints");
     match kind {
-        _ if preview.matches == 0 && preview.bound == "exact" => {
+        _ if preview.matches == 0 && preview.bound == MatchBound::Exact => {
             "Nothing would be changed: no delivery matches that could be taken.".to_owned()
         }
         JobKind::Replay => format!("{least}{deliveries} would be sent again, to {endpoints}."),
@@ -298,7 +315,7 @@ mod tests {
                 {"endpoint": "ep_2", "matches": 4, "bound": "exact", "lanes": 7, "per_second": 0.5, "takes": "8s",
                     "held_by": "pause"},
             ],
-            "unblocks": {"waiting": 88, "lanes": 5}, "left_out": [{"why": "expunged", "count": 12}],
+            "unblocks": {"waiting": 88, "lanes": 5, "is_exact": true}, "left_out": [{"why": "expunged", "count": 12}],
         });
         assert_eq!(
             said(JobKind::Replay, preview),
@@ -318,17 +335,19 @@ mod tests {
         let preview = json!({
             "matches": 9000, "bound": "at_least", "looked_at": 10000, "done_at": null, "left_out": [],
             "endpoints": [{"endpoint": "ep_1", "matches": 9000, "bound": "at_least", "looked_at": 10000, "lanes": 0}],
-            "unblocks": {"waiting": 0, "lanes": 0},
+            "unblocks": {"waiting": 40000, "lanes": 10000, "is_exact": false},
         });
         let said = said(JobKind::Discard, preview);
         assert!(said[0].starts_with("At least 9,000 deliveries of 1 endpoint would be given up for good."), "{said:?}");
-        assert!(said[1].starts_with("10,000 deliveries were looked at one by one"), "{said:?}");
+        let unblocked = "At least 40,000 deliveries that wait behind them in 10,000 lanes would go on.";
+        assert_eq!(said[1], unblocked);
+        assert!(said[2].starts_with("10,000 deliveries were looked at one by one"), "{said:?}");
     }
 
     #[test]
     fn a_preview_of_nothing_promises_nothing() {
         let preview = json!({
-            "matches": 0, "bound": "exact", "endpoints": [], "unblocks": {"waiting": 0, "lanes": 0},
+            "matches": 0, "bound": "exact", "endpoints": [], "unblocks": {"waiting": 0, "lanes": 0, "is_exact": true},
             "left_out": [{"why": "overtaken", "count": 1}],
         });
         let said = said(JobKind::Replay, preview);

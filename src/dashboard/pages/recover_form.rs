@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::past_moment::{past_moment, written};
-use super::recovery_words::kind_of;
+use super::recovery_words::{kind_of, kind_sentence, kind_verb};
 use crate::dashboard::forms::FormValues;
 use crate::dashboard::page_error::FieldFault;
 use crate::model::delivery::{DeadCause, DeliveryState};
@@ -109,7 +109,7 @@ impl RecoverForm {
                 document[name] = json!(text);
             }
         }
-        if self.even_overtaken && self.kind == JobKind::Replay {
+        if self.even_overtaken && self.kind.respects_lanes() {
             document["even_overtaken"] = json!(true);
         }
         if is_dry {
@@ -162,9 +162,11 @@ impl RecoverForm {
         }
     }
 
-    /// Whether the kind is this one.
-    pub fn is(&self, kind: &str) -> bool {
-        self.kind.as_str() == kind
+    /// Returns the kinds that are offered: the name, verb and sentence of each, and
+    /// whether it is chosen.
+    pub fn kinds(&self) -> Vec<(&'static str, &'static str, &'static str, bool)> {
+        let offered = JobKind::ALL.iter().filter_map(|kind| Some((*kind, kind_sentence(*kind)?)));
+        offered.map(|(kind, says)| (kind.as_str(), kind_verb(kind), says, kind == self.kind)).collect()
     }
 
     /// Whether receivers are called because of it.
@@ -219,12 +221,12 @@ impl RecoverForm {
     }
 
     /// Says in words what is taken.
-    pub fn taken(&self) -> String {
+    pub fn selection_words(&self) -> String {
         let mut words = vec![match (self.kind, self.state.as_str()) {
             (JobKind::Backfill, _) => "past events".to_owned(),
             (JobKind::Retry | JobKind::Cancel, _) => "waiting deliveries".to_owned(),
-            (_, "" | "dead") => "dead letters".to_owned(),
-            (_, state) => format!("{state} deliveries"),
+            (JobKind::Replay | JobKind::Discard, "" | "dead") => "dead letters".to_owned(),
+            (JobKind::Replay | JobKind::Discard | JobKind::Purge, state) => format!("{state} deliveries"),
         }];
         if !self.ids.is_empty() {
             words.insert(0, format!("{} chosen", self.ids.len()));
@@ -323,6 +325,16 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_but_the_purge_of_a_tenant_can_be_chosen() {
+        let form = form("kind=cancel");
+        let offered: Vec<&str> = form.kinds().iter().map(|(kind, ..)| *kind).collect();
+        let all = JobKind::ALL.iter().filter(|kind| **kind != JobKind::Purge);
+        assert_eq!(offered, all.map(|kind| kind.as_str()).collect::<Vec<_>>());
+        let chosen: Vec<&str> = form.kinds().iter().filter(|(.., is)| *is).map(|(kind, ..)| *kind).collect();
+        assert_eq!(chosen, ["cancel"]);
+    }
+
+    #[test]
     fn what_was_previewed_is_what_is_started() {
         let mut previewed = form("kind=replay&id=dlv_1&id=dlv_2&since=2h&all=yes&note=%3Cb%3E");
         previewed.fix_times(now());
@@ -330,6 +342,6 @@ mod tests {
         let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(&sent).finish();
         let later = "2026-11-18T10:05:00Z".parse().unwrap();
         assert_eq!(form(&body).document(later, false).unwrap(), previewed.document(now(), false).unwrap());
-        assert_eq!(previewed.taken(), "2 chosen dead letters that died since 2026-11-18T08:00:00Z");
+        assert_eq!(previewed.selection_words(), "2 chosen dead letters that died since 2026-11-18T08:00:00Z");
     }
 }

@@ -1,5 +1,6 @@
 //! The words of dead letters and jobs: answers, kinds, what stays out.
 
+use crate::model::delivery::WaitingFor;
 use crate::model::job::{JobKind, JobState};
 use crate::model::named_enum::NamedEnum;
 
@@ -24,22 +25,14 @@ pub fn answer_hint(answer: &str) -> Option<&'static str> {
 }
 
 /// Returns what holds an endpoint.
-pub fn held_words(held_by: &str) -> &str {
+pub fn held_words(held_by: &WaitingFor) -> &'static str {
     match held_by {
-        "pause" => "paused",
-        "disabled" => "disabled",
-        "breaker" => "breaker open",
-        other => other,
-    }
-}
-
-/// Returns the words before a number of deliveries that is not exact.
-pub fn bound_words(bound: &str) -> &'static str {
-    match bound {
-        "at_least" => "at least ",
-        "at_most" => "at most ",
-        "estimate" => "about ",
-        _ => "",
+        WaitingFor::Pause => "paused",
+        WaitingFor::Disabled => "disabled",
+        WaitingFor::Breaker => "breaker open",
+        WaitingFor::Backpressure | WaitingFor::Rate | WaitingFor::Slot | WaitingFor::Key | WaitingFor::Due => {
+            held_by.as_str()
+        }
     }
 }
 
@@ -57,6 +50,18 @@ pub fn kind_verb(kind: JobKind) -> &'static str {
         JobKind::Cancel => "Cancel",
         JobKind::Backfill => "Backfill",
         JobKind::Purge => "Purge",
+    }
+}
+
+/// Says what a kind does, behind its verb; nothing for one that the form does not offer.
+pub fn kind_sentence(kind: JobKind) -> Option<&'static str> {
+    match kind {
+        JobKind::Replay => Some("dead letters: send them again, with a fresh budget of attempts"),
+        JobKind::Retry => Some("waiting deliveries: make their next attempt now"),
+        JobKind::Backfill => Some("an endpoint: send past events that it never got"),
+        JobKind::Discard => Some("dead letters: give them up, their lanes move on"),
+        JobKind::Cancel => Some("waiting deliveries: no more attempts"),
+        JobKind::Purge => None,
     }
 }
 

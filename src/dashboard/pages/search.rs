@@ -4,6 +4,7 @@ use askama::Template;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::endpoint_labels::name_endpoints;
 use crate::dashboard::api_caller::{self, segment};
 use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
@@ -39,6 +40,8 @@ struct SearchHit {
 #[template(path = "search.html")]
 struct SearchPage {
     frame: Frame,
+    /// Tenant in which alone is searched; empty if that is the portal's, or all are.
+    tenant: String,
     searched: String,
     hits: Vec<SearchHit>,
     /// Deliveries whose event has this key.
@@ -56,9 +59,11 @@ impl SearchPage {
 /// Shows what has an id or a key; leads on if that is one thing.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let searched = page.query.get("q").to_owned();
+    let tenant = if page.frame.is_operator { "" } else { page.query.get("tenant") }.to_owned();
     if searched.is_empty() {
         return PageContext::render(&SearchPage {
             frame: page.frame,
+            tenant,
             searched,
             hits: Vec::new(),
             deliveries: Vec::new(),
@@ -70,7 +75,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let by_key = format!("{}{query}", page.scoped_path("/deliveries"));
     let (hits, with_key) = tokio::join!(
         async {
-            if page.frame.is_portal() { found_in_tenant(&page, &searched).await } else { found(&page, &searched).await }
+            if page.frame.is_operator { found(&page, &searched).await } else { found_in_tenant(&page, &searched).await }
         },
         page.api.get::<ListedPage<ShownDelivery>>(&by_key)
     );
@@ -81,7 +86,8 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     };
     let with_key = with_key.ok();
     let has_more = with_key.as_ref().is_some_and(|listed| listed.next.is_some());
-    let deliveries = with_key.map(|listed| listed.data).unwrap_or_default();
+    let mut deliveries = with_key.map(|listed| listed.data).unwrap_or_default();
+    name_endpoints(&page.api, &mut deliveries).await;
     if let ([only], []) = (hits.as_slice(), deliveries.as_slice())
         && !only.address.is_empty()
     {
@@ -89,7 +95,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     }
     // A key may be any text, so an id that cannot be one is no fault where a key was found.
     let problem = problem.filter(|_| deliveries.is_empty());
-    PageContext::render(&SearchPage { frame: page.frame, searched, hits, deliveries, has_more, problem })
+    PageContext::render(&SearchPage { frame: page.frame, tenant, searched, hits, deliveries, has_more, problem })
 }
 
 /// Finds something by its id in every tenant.
@@ -98,7 +104,7 @@ async fn found(page: &PageContext, id: &str) -> Result<Vec<SearchHit>, PageError
     Ok(found.data.into_iter().map(hit_of).collect())
 }
 
-/// Finds an event, a delivery, an endpoint or a job of the portal's tenant.
+/// Finds an event, a delivery, an endpoint or a job of the page's tenant.
 async fn found_in_tenant(page: &PageContext, id: &str) -> Result<Vec<SearchHit>, PageError> {
     let path = |list: &str| page.tenant_path(&format!("/{list}/{}", segment(id)));
     let (event, delivery, endpoint, job) =
@@ -122,7 +128,11 @@ async fn found_in_tenant(page: &PageContext, id: &str) -> Result<Vec<SearchHit>,
                 kind: kind.to_owned(),
                 id: id.to_owned(),
                 tenant: page.tenant().to_owned(),
-                address: format!("{list}/{}", segment(id)),
+                address: page
+                    .frame
+                    .link(list, page.tenant(), id)
+                    .trim_start_matches(page.frame.root.as_str())
+                    .to_owned(),
                 note: String::new(),
             }),
             // What cannot be such an id is none.

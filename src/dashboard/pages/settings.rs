@@ -3,6 +3,7 @@
 use askama::Template;
 use serde::Deserialize;
 
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;

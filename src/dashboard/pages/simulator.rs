@@ -11,6 +11,7 @@ use super::past_outages::{Outage, past_outages};
 use crate::dashboard::api_caller::{api_path, segment};
 use crate::dashboard::chart::schedule::{AttemptWindow, PlannedPolicy, ScheduleChart};
 use crate::dashboard::chart::{ChartTone, Svg};
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::forms::FormValues;
 use crate::dashboard::frame::Frame;
@@ -60,13 +61,33 @@ struct PastOutage {
 }
 
 struct TriedOutage {
-    name: String,
+    name: PolicyRole,
     odds: f64,
     first_minute: u32,
 }
 
+/// Which policy is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+enum PolicyRole {
+    /// That of the endpoint.
+    #[strum(to_string = "in force")]
+    InForce,
+    /// That of the form.
+    #[strum(to_string = "tried")]
+    Tried,
+}
+
+impl PolicyRole {
+    fn tone(self) -> ChartTone {
+        match self {
+            Self::InForce => ChartTone::Off,
+            Self::Tried => ChartTone::Calm,
+        }
+    }
+}
+
 struct ShownPolicy {
-    name: String,
+    name: PolicyRole,
     preview: PreviewAnswer,
 }
 
@@ -85,25 +106,25 @@ struct SimulatorPage {
 /// Shows what a policy would do.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let spec = spec_of(&page.query);
-    let mut wanted: Vec<(String, Value)> = Vec::new();
+    let mut wanted: Vec<(PolicyRole, Value)> = Vec::new();
     let mut problem = None;
     let endpoint = page.query.get("endpoint").to_owned();
     let tenant = if page.tenant().is_empty() { "default" } else { page.tenant() }.to_owned();
     if !endpoint.is_empty() {
         let path = api_path!("/v1/tenants/{}/endpoints/{}", tenant, endpoint);
         match page.api.get::<Value>(&path).await {
-            Ok(found) => wanted.push(("in force".to_owned(), found["retry"].clone())),
+            Ok(found) => wanted.push((PolicyRole::InForce, found["retry"].clone())),
             Err(refused) => problem = Some(refused),
         }
     }
     match spec {
-        Ok(spec) => wanted.push(("tried".to_owned(), spec)),
+        Ok(spec) => wanted.push((PolicyRole::Tried, spec)),
         Err(refused) => problem = Some(refused),
     }
     let mut policies = Vec::new();
     for (name, spec) in &wanted {
         match preview(&page, spec, None).await {
-            Ok(preview) => policies.push(ShownPolicy { name: name.clone(), preview }),
+            Ok(preview) => policies.push(ShownPolicy { name: *name, preview }),
             Err(refused) => problem = Some(refused),
         }
     }
@@ -159,7 +180,7 @@ async fn tried_outages(
     page: &PageContext,
     tenant: &str,
     endpoint: &str,
-    wanted: &[(String, Value)],
+    wanted: &[(PolicyRole, Value)],
 ) -> Result<Vec<PastOutage>, PageError> {
     let mut outages = Vec::new();
     for Outage { from, to, failed } in past_outages(page, tenant, endpoint).await? {
@@ -168,7 +189,7 @@ async fn tried_outages(
         for (name, spec) in wanted {
             let preview = preview(page, spec, Some(&lasted)).await?;
             let odds = preview.survival.first().map_or(0.0, |survival| survival.odds);
-            tried.push(TriedOutage { name: name.clone(), odds, first_minute: preview.recovery.first_minute });
+            tried.push(TriedOutage { name: *name, odds, first_minute: preview.recovery.first_minute });
         }
         outages.push(PastOutage { from, lasted: words::between(from, to), failed, tried });
     }
@@ -181,7 +202,7 @@ fn draw(policies: &[ShownPolicy]) -> Svg {
         .iter()
         .map(|shown| PlannedPolicy {
             name: format!("{}: {}", shown.name, shown.preview.policy),
-            tone: if shown.name == "in force" { ChartTone::Off } else { ChartTone::Calm },
+            tone: shown.name.tone(),
             attempts: shown
                 .preview
                 .attempts

@@ -42,7 +42,7 @@ struct EndsResponse {
     dead: BTreeMap<String, u64>,
 }
 
-/// An hour of a tenant, as the table behind the charts has it.
+/// One hour of a tenant's figures, a row of the table.
 pub struct TenantHour {
     /// When the hour begins.
     pub at: Timestamp,

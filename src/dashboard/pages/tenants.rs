@@ -1,24 +1,32 @@
 //! Tenants: who uses how much, and how much each may.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use askama::Template;
+use futures_util::StreamExt;
+use futures_util::stream;
 use http::{Method, StatusCode};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::dead_letter_filter::query;
+use super::figure_steps::FigureRun;
 use super::tenant_figures::{TenantCharts, tenant_charts};
 use super::tenant_form::{self, TenantField};
 use crate::dashboard::api_caller::{api_path, segment};
+use crate::dashboard::commands;
 use crate::dashboard::context::PageContext;
 use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::{FieldFault, PageError};
 use crate::dashboard::words;
+use crate::model::figure_time::{WINDOW_MS, span_beginning};
 use crate::model::id::TenantId;
 use crate::model::size::Size;
+
+/// Tenants whose figures are read at once.
+const AT_ONCE: usize = 8;
 
 #[derive(Deserialize)]
 struct TenantsResponse {
@@ -71,7 +79,7 @@ struct UsageRow {
     name: &'static str,
     used: String,
     limit: String,
-    /// How full it is; below zero where there is no limit.
+    /// Used part of the limit; -1 without a limit.
     share: f64,
 }
 
@@ -140,11 +148,56 @@ impl TenantResponse {
     }
 }
 
+/// What a tenant did in the last hour.
+struct TenantRow {
+    tenant: TenantResponse,
+    /// None if its figures could not be read.
+    hour: Option<Arc<HourSums>>,
+}
+
+/// The sums of a tenant's last hour.
+#[derive(Deserialize)]
+#[serde(from = "FigureRun")]
+struct HourSums {
+    accepted: u64,
+    attempts: u64,
+}
+
+impl From<FigureRun> for HourSums {
+    fn from(run: FigureRun) -> Self {
+        let sum = run.sum();
+        Self { accepted: sum.accepted, attempts: sum.attempts() }
+    }
+}
+
+impl TenantRow {
+    fn accepted(&self) -> String {
+        self.hour.as_ref().map_or("–".to_owned(), |hour| words::count(hour.accepted))
+    }
+
+    fn attempts(&self) -> String {
+        self.hour.as_ref().map_or("–".to_owned(), |hour| words::count(hour.attempts))
+    }
+}
+
+/// Reads the last hour of each tenant. A row without figures is shown all the same.
+async fn with_last_hour(page: &PageContext, tenants: Vec<TenantResponse>) -> Vec<TenantRow> {
+    // Figures are counted in windows, so that the question stays the same for the length of one.
+    let hour_ago = span_beginning(page.now - SignedDuration::from_hours(1), WINDOW_MS);
+    let since = segment(&format!("{hour_ago:.0}"));
+    let rows = stream::iter(tenants).map(|tenant| {
+        let path = api_path!("/v1/tenants/{}/figures", tenant.id);
+        let (api, path) = (page.api.clone(), format!("{path}?step=5m&from={since}"));
+        async move { TenantRow { hour: api.get_kept::<HourSums>(&path).await.ok(), tenant } }
+    });
+    rows.buffered(AT_ONCE).collect().await
+}
+
 #[derive(Template)]
 #[template(path = "tenants.html")]
 struct TenantsPage {
     frame: Frame,
-    tenants: Vec<TenantResponse>,
+    rows: Vec<TenantRow>,
     next: String,
     /// Sum of the weights, if all tenants are on this page.
     weights: Option<u32>,
@@ -160,6 +213,9 @@ impl TenantsPage {
         weights.map(|all| words::percent(f64::from(tenant.weight) / f64::from(all))).unwrap_or_default()
     }
 }
+
+/// Change of a tenant that the page shows as a command.
+const WEIGHT_CHANGE: &str = r#"{"weight": 2}"#;
 
 #[derive(Template)]
 #[template(path = "tenant.html")]
@@ -220,15 +276,8 @@ async fn show_list(
     let is_whole = cursor.is_empty() && found.next.is_none();
     let weights = is_whole.then(|| found.data.iter().map(|tenant| tenant.weight).sum());
     let next = found.next.map(|cursor| page.query.query_with(&[], &[("cursor", &cursor)])).unwrap_or_default();
-    PageContext::render(&TenantsPage {
-        frame: page.frame,
-        tenants: found.data,
-        next,
-        weights,
-        new_id,
-        new_name,
-        problem,
-    })
+    let rows = with_last_hour(&page, found.data).await;
+    PageContext::render(&TenantsPage { frame: page.frame, rows, next, weights, new_id, new_name, problem })
 }
 
 /// Makes a tenant. One that exists is not touched.
@@ -372,5 +421,27 @@ pub async fn delete(page: PageContext) -> Result<PageAnswer, PageError> {
             PageContext::render(&TenantDeletePage { frame: page.frame, tenant, problem: problem.detail })
         }
         Err(problem) => Err(problem),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tenant_without_figures_has_a_row_all_the_same() {
+        let rate = json!({"per_second": 10.0, "burst": 20});
+        let limits = json!({"endpoints": 10, "tokens": 1, "jobs_running": 1, "settings_bytes": "1MiB",
+            "stored_bytes": null, "waiting": null});
+        let usage = json!({"endpoints": 1, "settings_bytes": 1, "tokens": 0, "jobs_running": 0, "stored_bytes": 1,
+            "waiting": 0});
+        let tenant = json!({"id": "acme", "weight": 1, "ingest": rate, "rate": null, "limits": limits, "usage": usage,
+            "created_at": "2026-01-01T00:00:00Z"});
+        let listed = json!({"data": [tenant], "next": null});
+        let answer = axum::routing::get(move || std::future::ready(axum::Json(listed.clone())));
+        let page = PageContext::of_routes(axum::Router::new().route("/v1/tenants", answer), &[], b"");
+        let Ok(PageAnswer::Html(html)) = list(page).await else { panic!("no page") };
+        assert!(html.contains("data-label=\"Accepted, last hour\" class=\"number\">–<"), "{html}");
+        assert!(html.contains("Ingest limit per second"), "{html}");
     }
 }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::authors::Authors;
 use super::dead_letter_filter::query;
 use super::sessions::{self, SessionList};
 use crate::dashboard::api_caller::api_path;
@@ -19,7 +20,7 @@ use crate::model::span::Span;
 use crate::model::token::Right;
 
 /// One page of tokens.
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 pub struct TokenList {
     /// The tokens, newest first.
     pub data: Vec<TokenRow>,
@@ -78,9 +79,12 @@ struct TokensPage {
     next: String,
     /// Who is signed in; none if the person may not see it.
     sessions: Option<SessionList>,
+    authors: Authors,
     made: Option<NewlyMade>,
     form: NewTokenForm,
     problem: String,
+    /// Why the tokens are not listed.
+    unread: String,
 }
 
 impl TokensPage {
@@ -123,7 +127,13 @@ async fn show(
     let tenant = page.query.get("tenant").to_owned();
     let given = query(&[("tenant", &tenant), ("cursor", page.query.get("cursor"))]);
     let tokens_path = format!("/v1/tokens?limit=50{given}");
-    let (found, sessions) = tokio::try_join!(page.api.get::<TokenList>(&tokens_path), sessions::read(&page))?;
+    let read = tokio::try_join!(page.api.get::<TokenList>(&tokens_path), sessions::read(&page));
+    let (found, sessions, unread) = match read {
+        Ok((found, sessions)) => (found, sessions, String::new()),
+        // A token that was made is shown whatever happens: nobody can ask for it twice.
+        Err(problem) if made.is_some() => (TokenList::default(), None, problem.detail),
+        Err(problem) => return Err(problem),
+    };
     let next = found.next.map(|cursor| page.query.query_with(&["tenant"], &[("cursor", &cursor)]));
     PageContext::render(&TokensPage {
         now: page.now,
@@ -131,9 +141,11 @@ async fn show(
         tokens: found.data,
         next: next.unwrap_or_default(),
         sessions,
+        authors: Authors::of(&page).await,
         made,
         form,
         problem,
+        unread,
         frame: page.frame,
     })
 }
@@ -217,6 +229,17 @@ async fn find_token(page: &PageContext) -> Result<TokenRow, PageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Router;
+    use axum::routing::post;
+
+    #[tokio::test]
+    async fn a_new_token_is_shown_also_where_the_others_cannot_be_read() {
+        let made = async || (StatusCode::CREATED, r#"{"id": "key_1", "token": "pht_once"}"#);
+        let routes = Router::new().route("/v1/tokens", post(made));
+        let page = PageContext::of_routes(routes, &[], b"name=shop&rights=admin_read");
+        let Ok(PageAnswer::Html(html)) = create(page).await else { panic!("no page") };
+        assert!(html.contains("pht_once") && !html.contains("There is no token"), "{html}");
+    }
 
     #[test]
     fn a_token_ends_in_a_while_or_at_a_time() {

@@ -10,13 +10,13 @@ use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
 use super::DeliveryContext;
-use super::lease_guard::{LeaseGuard, needed, run_within};
+use super::lease_guard::{LeaseGuard, run_within, time_needed};
 use super::sign::{TRACE_HEADERS, sha256_hex, sign, trace_headers};
 use crate::lifecycle::expiry_schedule::just_after;
 use crate::model::answer::{Answer, FailureKind};
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
-use crate::model::delivery::{DeadCause, DeadlineSource, after};
+use crate::model::delivery::{DeadlineSource, time_after};
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::DisableCause;
 use crate::model::explain::{answer_words, secret_change};
@@ -51,7 +51,7 @@ pub enum ClaimResult {
     Stale,
 }
 
-/// What an answer says about its endpoint as a whole.
+/// Facts that an answer gives about its endpoint as a whole.
 #[derive(Debug, Clone)]
 pub struct AttemptResult {
     /// The answer as the circuit breaker sees it.
@@ -59,7 +59,7 @@ pub struct AttemptResult {
     /// Whether the receiver answered at all, and did not just hold the line.
     pub is_answer: bool,
     /// Time until which the receiver asks for no further requests.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// Why the receiver asks never to be called again, if it does.
     pub disables: Option<DisableCause>,
     /// A random number in `[0, 1)` for the breaker.
@@ -81,7 +81,7 @@ impl LeasedEndpoint<'_> {
     /// Returns the result of a claim that the lease was too short for.
     fn too_short(&self) -> ClaimResult {
         if self.is_current() {
-            ClaimResult::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) }
+            ClaimResult::Unsent { due_at: time_after(self.context.clock.now(), self.context.lease_delay()) }
         } else {
             ClaimResult::Stale
         }
@@ -89,7 +89,7 @@ impl LeasedEndpoint<'_> {
 }
 
 impl LeaseGuard for LeasedEndpoint<'_> {
-    fn until(&self) -> Option<Instant> {
+    fn ends_at(&self) -> Option<Instant> {
         self.context.store.leased_until()
     }
 
@@ -97,7 +97,7 @@ impl LeaseGuard for LeasedEndpoint<'_> {
         self.context.is_aborting.load(Ordering::SeqCst) || !self.is_current()
     }
 
-    fn moved(&self) -> &Notify {
+    fn lease_moves(&self) -> &Notify {
         &self.context.leases_changed
     }
 }
@@ -106,11 +106,11 @@ impl LeaseGuard for LeasedEndpoint<'_> {
 pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> ClaimResult {
     let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else { return ClaimResult::Deleted };
     let started_at = context.clock.now();
-    if !admits(&endpoint, claim, started_at) {
+    if !may_attempt(&endpoint, claim, started_at) {
         return ClaimResult::Closed;
     }
     let leased = LeasedEndpoint { context, endpoint: &endpoint, lease };
-    if !leased.fits(needed(endpoint.timeout().total.0, context.store.lease_length())) {
+    if !leased.fits(time_needed(endpoint.timeout().total.0, context.store.lease_length())) {
         return leased.too_short();
     }
     if claim.is_damaged {
@@ -119,7 +119,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
         return ClaimResult::Outcome(ClaimOutcome::Damaged, None);
     }
     let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
-    if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
+    if let Some(end) = claim.progress.deadline(&limits).filter(|end| started_at > end.at) {
         return ClaimResult::Outcome(ClaimOutcome::Expired { by: end.by, progress: claim.progress }, None);
     }
     let wall = context.clock.wall();
@@ -128,7 +128,7 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
         Err(why) => {
             error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
                    "attempt not started and not counted, tried again later: {why}");
-            let due_at = after(started_at, context.put_back_delay());
+            let due_at = time_after(started_at, context.put_back_delay());
             return ClaimResult::Outcome(ClaimOutcome::PutBack { due_at }, None);
         }
     };
@@ -146,10 +146,10 @@ pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> 
 /// Whether this claim may still be attempted, by what is written: its endpoint
 /// may have been closed between its turn and now. The breaker and the room were
 /// the dispatcher's to weigh, and it has let the claim go.
-fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
+fn may_attempt(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
     let endpoint = EndpointConditions {
         state: endpoint.status.state,
-        quiet_until: endpoint.quiet_until,
+        backpressure_until: endpoint.backpressure_until,
         health: &EndpointHealth::default(),
         capacity: Capacity::Free,
     };
@@ -190,7 +190,7 @@ fn decide(
 ) -> (ClaimOutcome, Option<AttemptResult>) {
     let now = context.clock.now();
     if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
-        return (ClaimOutcome::PutBack { due_at: after(now, context.put_back_delay()) }, None);
+        return (ClaimOutcome::PutBack { due_at: time_after(now, context.put_back_delay()) }, None);
     }
     // Deleted meanwhile, nothing will come of it; but the attempt was made.
     let known = context.store.any_endpoint(claim.endpoint);
@@ -202,12 +202,12 @@ fn decide(
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
     // Once the URL has changed, this answer says nothing about the endpoint.
     let is_theirs = endpoint.urls.number() == sent.endpoint.urls.number();
-    let expiry_check_at = progress.end(&limits).map(|end| just_after(end.at));
+    let expiry_check_at = progress.deadline(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
     let decision = step.decision.to_wall_time(context.clock.wall_offset());
     let created_at = context.clock.wall_offset().wall(sent.endpoint.created_at);
     let sent_secrets = &sent.endpoint.secrets;
-    let attempt = Arc::new(record(progress.attempts, sent, answer, decision));
+    let attempt = Arc::new(attempt_record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
     let changed = secret_change(sent_secrets, created_at, &attempt);
     let answer = changed.into_iter().fold(answer_words(&attempt), |answer, changed| format!("{answer}, and {changed}"));
@@ -220,7 +220,7 @@ fn decide(
             answer,
         },
         is_answer: !is_timeout,
-        quiet_until: step.quiet_until.filter(|_| judgement.disables.is_none()),
+        backpressure_until: step.backpressure_until.filter(|_| judgement.disables.is_none()),
         disables: judgement.disables,
         draw: context.draw(),
     });
@@ -236,7 +236,7 @@ fn decide(
     )
 }
 
-fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision) -> Attempt {
+fn attempt_record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision) -> Attempt {
     let (response, mut error) = match answer.result {
         Ok(response) => (Some(response), None),
         Err(failure) => (None, Some(failure)),
@@ -295,11 +295,10 @@ pub fn log_attempt(claim: &Claim, endpoint: &Endpoint, outcome: &ClaimOutcome) {
         | ClaimOutcome::InternalError { .. }
         | ClaimOutcome::Damaged => return,
     };
-    let (outcome, next_at) = match next {
-        NextState::Delivered => ("delivered".to_owned(), None),
-        NextState::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
-        NextState::Dead(cause) => (format!("dead ({})", cause.as_str()), None),
-        NextState::ExpiredByProducer => (format!("dead ({})", DeadCause::Expired.as_str()), None),
+    let (outcome, next_at) = match (next, next.cause()) {
+        (NextState::Waiting { due_at }, _) => (format!("next attempt at {due_at}"), Some(due_at)),
+        (_, Some(cause)) => (format!("dead ({})", cause.as_str()), None),
+        (_, None) => ("delivered".to_owned(), None),
     };
     let answer = answer_words(attempt);
     info!(

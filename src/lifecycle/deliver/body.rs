@@ -15,13 +15,13 @@ use crate::model::event::EventKey;
 use crate::store::Claim;
 
 /// Builds the body of a delivery. The producer's data goes in byte for byte.
-pub fn body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
+pub fn build_body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
     Ok(match claim.format {
-        BodyFormat::Envelope => envelope(claim),
+        BodyFormat::Envelope => envelope_body(claim),
         BodyFormat::Raw => claim.event.data.clone(),
         BodyFormat::Thin => {
             let base = claim.event.link_base.as_deref();
-            thin(claim, &links.url(base, &claim.event.tenant, claim.id)?)
+            thin_body(claim, &links.url(base, &claim.event.tenant, claim.id)?)
         }
         BodyFormat::Cloudevents => cloud_event(claim),
         format @ (BodyFormat::Slack | BodyFormat::Teams | BodyFormat::Discord | BodyFormat::Mattermost) => {
@@ -45,7 +45,7 @@ pub fn content_type(format: BodyFormat) -> &'static str {
 }
 
 /// Returns the whole event in the format `envelope`.
-pub fn envelope(claim: &Claim) -> Bytes {
+pub fn envelope_body(claim: &Claim) -> Bytes {
     let event = &claim.event;
     let mut object = JsonObjectWriter::with_room(event.data.len());
     object.text("id", event.id.as_str());
@@ -58,18 +58,18 @@ pub fn envelope(claim: &Claim) -> Bytes {
     object.some_text("schema_version", event.schema_version.as_deref());
     object.text("tenant", event.tenant.as_str());
     object.json("data", &event.data);
-    object.end()
+    object.finish()
 }
 
 /// Returns a thin body: a link to the event's data instead of the data.
-fn thin(claim: &Claim, data_url: &str) -> Bytes {
+fn thin_body(claim: &Claim, data_url: &str) -> Bytes {
     let event = &claim.event;
     let mut object = JsonObjectWriter::with_room(0);
     object.text("id", event.id.as_str());
     object.text("type", event.event_type.as_str());
     object.text("timestamp", &event.timestamp_text());
     object.text("data_url", data_url);
-    object.end()
+    object.finish()
 }
 
 /// Returns the event as a structured CloudEvent 1.0. Key and place in a lane
@@ -88,7 +88,7 @@ fn cloud_event(claim: &Claim) -> Bytes {
     object.some_text("schemaversion", event.schema_version.as_deref());
     object.text("datacontenttype", "application/json");
     object.json("data", &event.data);
-    object.end()
+    object.finish()
 }
 
 /// Writes a JSON object field by field.
@@ -122,7 +122,7 @@ impl JsonObjectWriter {
         self.0.extend_from_slice(b"\":");
     }
 
-    fn end(mut self) -> Bytes {
+    fn finish(mut self) -> Bytes {
         self.0.push(b'}');
         Bytes::from(self.0)
     }
@@ -138,7 +138,7 @@ mod tests {
         let data = br#"{ "a":1,"a":2, "n":12345678901234567890123.10, "u":"\u0000\ud800 \u00e9"}"#;
         let mut claim = claim(data);
         let links = links(None);
-        let body = |claim: &Claim| body(claim, &links).unwrap();
+        let body = |claim: &Claim| build_body(claim, &links).unwrap();
         assert_eq!(
             body(&claim),
             format!(
@@ -163,15 +163,15 @@ mod tests {
     fn a_thin_event_is_a_link_and_none_without_a_public_url() {
         let mut claim = claim(br#"{"secret":1}"#);
         claim.format = BodyFormat::Thin;
-        assert_eq!(body(&claim, &links(None)), Err(NoPublicUrl));
+        assert_eq!(build_body(&claim, &links(None)), Err(NoPublicUrl));
         let links = links(Some("https://hooks.example.com"));
         let url = links.url(None, &claim.event.tenant, claim.id).unwrap();
         let thin = format!(
             r#"{{"id":"evt_1","type":"invoice.paid","timestamp":"2023-11-14T22:13:20.000Z","data_url":"{url}"}}"#
         );
-        assert_eq!(body(&claim, &links).unwrap(), thin);
+        assert_eq!(build_body(&claim, &links).unwrap(), thin);
         claim.progress.attempts = 7;
-        assert_eq!(body(&claim, &links).unwrap(), thin, "on every attempt");
+        assert_eq!(build_body(&claim, &links).unwrap(), thin, "on every attempt");
     }
 
     #[test]
@@ -179,9 +179,9 @@ mod tests {
         let mut claim = claim(b"{}");
         claim.format = BodyFormat::Thin;
         std::sync::Arc::make_mut(&mut claim.event).link_base = Some("https://hooks.example.com".into());
-        let before = body(&claim, &links(Some("https://hooks.example.com"))).unwrap();
-        assert_eq!(body(&claim, &links(Some("https://elsewhere.example.com"))).unwrap(), before);
-        assert_eq!(body(&claim, &links(None)).unwrap(), before);
+        let before = build_body(&claim, &links(Some("https://hooks.example.com"))).unwrap();
+        assert_eq!(build_body(&claim, &links(Some("https://elsewhere.example.com"))).unwrap(), before);
+        assert_eq!(build_body(&claim, &links(None)).unwrap(), before);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         event.key = Some("k".parse().unwrap());
         event.schema_version = Some("2".into());
         let expected = r#"{"specversion":"1.0","id":"evt_1","source":"/tenants/default","type":"invoice.paid","time":"2023-11-14T22:13:20.000Z","partitionkey":"k","sequence":"00000000000000000007","schemaversion":"2","datacontenttype":"application/json","data":{ "n":1.10}}"#;
-        assert_eq!(body(&claim, &links(None)).unwrap(), expected);
+        assert_eq!(build_body(&claim, &links(None)).unwrap(), expected);
         assert_eq!(content_type(claim.format), "application/cloudevents+json");
     }
 }

@@ -16,10 +16,10 @@ use tokio::time::Instant;
 use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::deadline::SuspensionClock;
 use super::endpoint_stream::{ByteStream, EndpointStream, OpenSockets};
-use super::failure::{failure, unconnected, unopened_within};
+use super::failure::{connect_failure, failure, unopened_within};
 use super::tls::{self, TlsTrust};
 use crate::lifecycle::egress::Egress;
-use crate::lifecycle::egress::proxy::{proxy_failure, tunnel};
+use crate::lifecycle::egress::proxy::{open_tunnel, proxy_failure};
 use crate::lifecycle::egress::target::Target;
 use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::invalid_setting::InvalidSetting;
@@ -70,14 +70,14 @@ impl Connector {
 
     /// Opens a connection to the host of a URL.
     pub async fn open(&self, uri: &Uri) -> Result<EndpointStream, ConnectFailure> {
-        let mut record = ConnectionRecord::now();
+        let mut record = ConnectionRecord::begin();
         let mut deadline = self.run_time.deadline(self.timeout);
         let Some(target) = Target::of(uri) else {
             let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
             return Err(ConnectFailure { failure, opened: record });
         };
         let name = target.host.to_string();
-        let opening = Box::pin(self.steps(&target, &name, &mut record));
+        let opening = Box::pin(self.open_recorded(&target, &name, &mut record));
         let result = match deadline.wait(opening).await {
             Some(result) => result,
             None => {
@@ -86,13 +86,13 @@ impl Connector {
             }
         };
         match result {
-            Ok(stream) => Ok(EndpointStream::new(stream, record, self.sockets.one())),
+            Ok(stream) => Ok(EndpointStream::new(stream, record, self.sockets.count_one())),
             Err(failure) => Err(ConnectFailure { failure, opened: record }),
         }
     }
 
     /// Resolves, connects and encrypts; records the time of each step.
-    async fn steps(
+    async fn open_recorded(
         &self,
         target: &Target,
         name: &str,
@@ -102,7 +102,7 @@ impl Connector {
         record.dns = Some(record.at.elapsed());
 
         let began = Instant::now();
-        let tcp = self.reach(&addresses, target.port, name, record.at + self.timeout).await?;
+        let tcp = self.connect_to_any(&addresses, target.port, name, record.at + self.timeout).await?;
         record.connect = Some(began.elapsed());
         if !target.is_tls {
             return Ok(ByteStream::Plain(tcp));
@@ -118,7 +118,7 @@ impl Connector {
     /// Tries the addresses one after the other; returns the failure of the
     /// last. Each has its part of the time, so that a silent one leaves some to
     /// the others.
-    async fn reach(
+    async fn connect_to_any(
         &self,
         addresses: &[IpAddr],
         port: u16,
@@ -147,8 +147,8 @@ impl Connector {
     async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, AttemptFailure> {
         let Some(proxy) = self.egress.proxy() else {
             let source = self.egress.sources().source_for(to.ip());
-            let tcp = connect(to, source).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
-            let peer = tcp.peer_addr().map_err(|problem| unconnected(name, to.port(), &problem))?;
+            let tcp = connect(to, source).await.map_err(|problem| connect_failure(name, to.port(), &problem))?;
+            let peer = tcp.peer_addr().map_err(|problem| connect_failure(name, to.port(), &problem))?;
             if !self.egress.is_peer(peer, to) {
                 return Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere")));
             }
@@ -157,7 +157,7 @@ impl Connector {
         let mut last = proxy_failure(proxy, "it has no address");
         for address in self.egress.find_proxy(proxy).await? {
             match connect(address, None).await {
-                Ok(mut tcp) => return tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp),
+                Ok(mut tcp) => return open_tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp),
                 Err(problem) => last = proxy_failure(proxy, &problem.to_string()),
             }
         }

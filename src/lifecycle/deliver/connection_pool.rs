@@ -46,16 +46,16 @@ impl ConnectionPool {
     }
 
     /// Takes an idle connection that the receiver has not closed.
-    pub async fn take(&self, origin: &Origin) -> Option<HttpConnection> {
+    pub async fn take_idle(&self, origin: &Origin) -> Option<HttpConnection> {
         loop {
-            let mut connection = self.newest(origin)?;
+            let mut connection = self.take_newest(origin)?;
             if connection.is_usable().await {
                 return Some(connection);
             }
         }
     }
 
-    fn newest(&self, origin: &Origin) -> Option<HttpConnection> {
+    fn take_newest(&self, origin: &Origin) -> Option<HttpConnection> {
         let mut idle = self.idle.lock();
         let connections = idle.by_origin.get_mut(origin)?;
         connections.pop_if(|newest| newest.since.elapsed() < IDLE_MAX).map(|newest| newest.connection)
@@ -63,19 +63,19 @@ impl ConnectionPool {
 
     /// Opens a connection.
     pub async fn open(&self, uri: &Uri) -> Result<HttpConnection, ConnectFailure> {
-        Ok(HttpConnection::over(self.connector.open(uri).await?))
+        Ok(HttpConnection::over_stream(self.connector.open(uri).await?))
     }
 
     /// Keeps a connection whose answer was read to its end, if it can be used
     /// again.
-    pub async fn put(self: &Arc<Self>, origin: Origin, mut connection: HttpConnection) {
+    pub async fn put_back(self: &Arc<Self>, origin: Origin, mut connection: HttpConnection) {
         if !connection.is_usable().await {
             return;
         }
         let mut idle = self.idle.lock();
         idle.by_origin.entry(origin).or_default().push(IdleConnection { connection, since: Instant::now() });
         if !std::mem::replace(&mut idle.is_swept, true) {
-            tokio::spawn(sweep(Arc::downgrade(self)));
+            tokio::spawn(close_idle_connections(Arc::downgrade(self)));
         }
     }
 
@@ -95,7 +95,7 @@ impl ConnectionPool {
 }
 
 /// Closes idle connections of a pool until there are none.
-async fn sweep(pool: Weak<ConnectionPool>) {
+async fn close_idle_connections(pool: Weak<ConnectionPool>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         match pool.upgrade() {

@@ -27,7 +27,7 @@ pub struct ConnectionRecord {
 
 impl ConnectionRecord {
     /// Creates the record of a connection whose opening begins now.
-    pub fn now() -> Self {
+    pub fn begin() -> Self {
         let (dns, connect, tls) = (None, None, None);
         Self {
             at: Instant::now(),
@@ -40,7 +40,7 @@ impl ConnectionRecord {
     }
 
     /// Copies the durations into an attempt's timings.
-    pub fn show(&self, timings: &mut Timings) {
+    pub fn copy_into(&self, timings: &mut Timings) {
         timings.dns = self.dns.map(millis);
         timings.connect = self.connect.map(millis);
         timings.tls = self.tls.map(millis);

@@ -52,10 +52,10 @@ impl SuspensionClock {
         if !self.0.is_ticking.load(Ordering::SeqCst) && !self.0.is_ticking.swap(true, Ordering::SeqCst) {
             tokio::spawn(self.clone().tick());
         }
-        RequestDeadline { run_time: self.clone(), at: Instant::now() + after, stalled: self.stalled() }
+        RequestDeadline { run_time: self.clone(), at: Instant::now() + after, stalled: self.stalled_time() }
     }
 
-    fn stalled(&self) -> Duration {
+    fn stalled_time(&self) -> Duration {
         Duration::from_micros(self.0.stalled_us.load(Ordering::Acquire))
     }
 
@@ -104,7 +104,7 @@ impl RequestDeadline {
                 output = &mut future => return Some(output),
                 () = ticked => {}
             }
-            let stalled = self.run_time.stalled();
+            let stalled = self.run_time.stalled_time();
             if stalled <= self.stalled {
                 return None;
             }

@@ -44,8 +44,8 @@ impl EndpointStream {
 
     /// Adds an explanation to a TLS error. With TLS 1.3 the server's refusal of
     /// a client certificate arrives only in place of the answer.
-    fn explained(&self, problem: Error) -> Error {
-        match tls::explain(&problem, self.record.asked) {
+    fn explain_tls_error(&self, problem: Error) -> Error {
+        match tls::tls_failure_of(&problem, self.record.asked) {
             Some(failure) => Error::new(problem.kind(), ConnectFailure { failure, opened: self.record.clone() }),
             None => problem,
         }
@@ -58,7 +58,7 @@ pub struct OpenSockets(Arc<AtomicUsize>);
 
 impl OpenSockets {
     /// Counts one more connection until the returned guard is dropped.
-    pub fn one(&self) -> SocketGuard {
+    pub fn count_one(&self) -> SocketGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
         SocketGuard(self.0.clone())
     }
@@ -91,13 +91,13 @@ impl AsyncRead for EndpointStream {
         match connection.record.recorder.record(&buf.filled()[before..]) {
             None => {}
             Some(EndlessResponse::Interim) => {
-                let failure = endless_interim(&connection.record.recorder.received());
+                let failure = endless_interim(&connection.record.recorder.received_so_far());
                 return Poll::Ready(Err(Error::other(ConnectFailure { failure, opened: connection.record.clone() })));
             }
             // The head was read by now and decides; this only ends the reading of the body.
             Some(EndlessResponse::Answer) => return Poll::Ready(Err(Error::other("the answer has no end"))),
         }
-        Poll::Ready(result.map_err(|problem| connection.explained(problem)))
+        Poll::Ready(result.map_err(|problem| connection.explain_tls_error(problem)))
     }
 }
 
@@ -109,8 +109,8 @@ impl AsyncWrite for EndpointStream {
             ByteStream::Tls(stream) => Pin::new(&mut **stream).poll_write(cx, bytes),
         };
         let result = ready!(written);
-        connection.record.recorder.sent(&result);
-        Poll::Ready(result.map_err(|problem| connection.explained(problem)))
+        connection.record.recorder.record_sent(&result);
+        Poll::Ready(result.map_err(|problem| connection.explain_tls_error(problem)))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -141,7 +141,7 @@ impl AsyncWrite for EndpointStream {
             ByteStream::Tls(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, slices),
         };
         let result = ready!(written);
-        connection.record.recorder.sent(&result);
-        Poll::Ready(result.map_err(|problem| connection.explained(problem)))
+        connection.record.recorder.record_sent(&result);
+        Poll::Ready(result.map_err(|problem| connection.explain_tls_error(problem)))
     }
 }

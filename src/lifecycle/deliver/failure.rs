@@ -19,7 +19,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> AttemptFailure 
 }
 
 /// Returns the failure of a TCP connection.
-pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> AttemptFailure {
+pub fn connect_failure(host: &str, port: u16, problem: &io::Error) -> AttemptFailure {
     use io::ErrorKind::{
         ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut,
     };
@@ -73,7 +73,7 @@ pub fn unopened_within(
 /// Returns the failure of an attempt that missed its total deadline; `prefix`
 /// is of its connection, if it had one.
 pub fn unanswered_within(total: Span, prefix: Option<&ResponsePrefix>) -> AttemptFailure {
-    let message = match prefix.map(ResponsePrefix::shown) {
+    let message = match prefix.map(ResponsePrefix::quoted_line) {
         None => format!("no connection within {total}"),
         Some(None) => format!("the connection was opened, but no answer came within {total}"),
         Some(Some(beginning)) if prefix.is_some_and(ResponsePrefix::is_interim) => {
@@ -88,21 +88,21 @@ pub fn unanswered_within(total: Span, prefix: Option<&ResponsePrefix>) -> Attemp
 
 /// Returns the failure of a receiver that sends interim answers without end.
 pub fn endless_interim(prefix: &ResponsePrefix) -> AttemptFailure {
-    let beginning = prefix.shown().unwrap_or_default();
+    let beginning = prefix.quoted_line().unwrap_or_default();
     failure(FailureKind::MalformedAnswer, format!("interim answers came without end ({beginning}), and no final one"))
 }
 
 /// Returns the failure of an exchange that ended without an answer, from its
 /// causes and what was received until then.
-pub fn unanswered(problem: &(dyn Error + 'static), prefix: &ResponsePrefix) -> AttemptFailure {
+pub fn exchange_failure(problem: &(dyn Error + 'static), prefix: &ResponsePrefix) -> AttemptFailure {
     let mut is_unexpected = false;
     for cause in causes(problem) {
         if let Some(http) = cause.downcast_ref::<hyper::Error>() {
             if http.is_parse_too_large() {
-                return oversized();
+                return oversized_failure();
             }
             if http.is_parse() {
-                return malformed(http, prefix);
+                return malformed_failure(http, prefix);
             }
             if http.is_incomplete_message() {
                 return cut_off("closed", prefix);
@@ -112,7 +112,7 @@ pub fn unanswered(problem: &(dyn Error + 'static), prefix: &ResponsePrefix) -> A
             is_unexpected |= !http.is_canceled() && !http.is_closed() && !http.is_user();
         }
         if let Some(io) = cause.downcast_ref::<io::Error>() {
-            return broken(io, prefix);
+            return broken_failure(io, prefix);
         }
     }
     // The request never started. Servers such as mail servers and shells send
@@ -128,7 +128,7 @@ pub fn unanswered(problem: &(dyn Error + 'static), prefix: &ResponsePrefix) -> A
 }
 
 fn describe_prefix(prefix: &ResponsePrefix) -> String {
-    prefix.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
+    prefix.quoted_line().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
 }
 
 /// Returns an error and its causes, from the nearest to the first.
@@ -136,7 +136,7 @@ pub fn causes<'a>(problem: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'
     std::iter::successors(Some(problem), |cause| (*cause).source())
 }
 
-fn oversized() -> AttemptFailure {
+fn oversized_failure() -> AttemptFailure {
     let kib = HEAD_BYTES_MAX / 1_024;
     failure(
         FailureKind::OversizedHeaders,
@@ -146,9 +146,9 @@ fn oversized() -> AttemptFailure {
     )
 }
 
-fn malformed(problem: &hyper::Error, prefix: &ResponsePrefix) -> AttemptFailure {
-    let line = prefix.line();
-    let beginning = prefix.shown().unwrap_or_else(|| "nothing that can be shown".into());
+fn malformed_failure(problem: &hyper::Error, prefix: &ResponsePrefix) -> AttemptFailure {
+    let line = prefix.first_line();
+    let beginning = prefix.quoted_line().unwrap_or_else(|| "nothing that can be shown".into());
     let is_http_1 = line.starts_with(b"HTTP/1.1") || line.starts_with(b"HTTP/1.0");
     let message = if matches!(prefix.bytes[..], [0x15 | 0x16, 0x03, ..]) {
         "what answered speaks TLS; should the URL begin with https?".to_owned()
@@ -172,7 +172,7 @@ fn is_status_line(line: &[u8]) -> bool {
     matches!(status, Some([b'1'..=b'9', b'0'..=b'9', b'0'..=b'9', rest @ ..]) if matches!(rest, [] | [b' ', ..]))
 }
 
-fn broken(problem: &io::Error, prefix: &ResponsePrefix) -> AttemptFailure {
+fn broken_failure(problem: &io::Error, prefix: &ResponsePrefix) -> AttemptFailure {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
     match problem.kind() {
         // TLS that ends without a close notification counts as closed.
@@ -186,7 +186,7 @@ fn broken(problem: &io::Error, prefix: &ResponsePrefix) -> AttemptFailure {
 /// Returns the failure of a connection that was closed or reset, with how far
 /// the exchange came.
 fn cut_off(how: &str, prefix: &ResponsePrefix) -> AttemptFailure {
-    let message = match prefix.shown() {
+    let message = match prefix.quoted_line() {
         Some(beginning) if prefix.is_interim() => {
             format!("the connection was {how} after an interim answer ({beginning}), before a final one came")
         }
@@ -222,7 +222,7 @@ mod tests {
             (Errno::ADDRNOTAVAIL, FailureKind::Ours, "this machine"),
         ];
         for (errno, kind, words) in cases {
-            let failure = unconnected("a.example", 443, &io::Error::from_raw_os_error(errno.raw_os_error()));
+            let failure = connect_failure("a.example", 443, &io::Error::from_raw_os_error(errno.raw_os_error()));
             assert_eq!(failure.kind, kind, "{failure:?}");
             assert!(failure.message.contains(words), "{failure:?}");
         }
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_deadline_says_in_which_phase_it_passed() {
         let failure = |dns, connect| {
-            let opened = ConnectionRecord { dns, connect, ..ConnectionRecord::now() };
+            let opened = ConnectionRecord { dns, connect, ..ConnectionRecord::begin() };
             unopened_within(Span::secs(5), "a.example", 443, &opened, dns.is_some())
         };
         let message = |dns, connect| failure(dns, connect).message;
@@ -255,7 +255,7 @@ mod tests {
             broke_while_sending,
             ..ResponsePrefix::default()
         };
-        let message = |prefix| broken(&reset, &prefix).message;
+        let message = |prefix| broken_failure(&reset, &prefix).message;
         assert_eq!(message(prefix(b"", false)), "the connection was reset before an answer came");
         assert_eq!(message(prefix(b"", true)), "the connection was reset while the request was being sent");
         assert_eq!(

@@ -24,7 +24,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::endpoint_stream::EndpointStream;
-use super::failure::{causes, failure, unanswered};
+use super::failure::{causes, exchange_failure, failure};
 use super::plain_exchange::{ExchangeSoFar, PlainStream, ReplayedStream, is_plain};
 use super::response::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
 use crate::model::answer::{AttemptFailure, FailureKind};
@@ -65,7 +65,7 @@ pub enum AnswerBody {
     Library(Incoming),
 }
 
-/// Why a request has no answer.
+/// Reason why a request has no answer.
 pub enum Unanswered {
     /// The connection ended before any of the request was sent.
     NotSent(AttemptFailure),
@@ -75,7 +75,7 @@ pub enum Unanswered {
 
 impl HttpConnection {
     /// Speaks HTTP over a stream that was just opened.
-    pub fn over(stream: EndpointStream) -> Self {
+    pub fn over_stream(stream: EndpointStream) -> Self {
         let record = stream.record().clone();
         Self { transport: Transport::Plain(Some(PlainStream::new(stream))), record }
     }
@@ -108,7 +108,7 @@ impl HttpConnection {
                 return Err(Unanswered::NotSent(failure(FailureKind::Ours, "the connection was not set up")));
             };
             // In a box: it is rare, and its state is large.
-            match Box::pin(LibraryConnection::over(stream, so_far)).await {
+            match Box::pin(LibraryConnection::continue_exchange(stream, so_far)).await {
                 Ok(library) => self.transport = Transport::Library(library),
                 Err(problem) => return Err(Unanswered::Failed(self.explain(&problem))),
             }
@@ -166,15 +166,15 @@ impl HttpConnection {
     fn explain(&self, problem: &hyper::Error) -> AttemptFailure {
         match causes(problem).find_map(connect_failure) {
             Some(connect) => connect.failure.clone(),
-            None => unanswered(problem, &self.record.recorder.received()),
+            None => exchange_failure(problem, &self.record.recorder.received_so_far()),
         }
     }
 }
 
 impl LibraryConnection {
     /// Goes on with an exchange.
-    async fn over(stream: PlainStream<EndpointStream>, so_far: ExchangeSoFar) -> hyper::Result<Self> {
-        let (stream, is_replay) = stream.replayed(so_far);
+    async fn continue_exchange(stream: PlainStream<EndpointStream>, so_far: ExchangeSoFar) -> hyper::Result<Self> {
+        let (stream, is_replay) = stream.into_replayed_stream(so_far);
         let (requests, connection) = Builder::new()
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEAD_FIELDS_MAX)

@@ -16,22 +16,22 @@ use tokio::sync::Notify;
 /// The lease that a future runs under.
 pub trait LeaseGuard: Sync {
     /// Returns the end of the lease by the monotonic clock; none if it never ends.
-    fn until(&self) -> Option<Instant>;
+    fn ends_at(&self) -> Option<Instant>;
 
     /// Whether the lease was taken away before its end.
     fn is_revoked(&self) -> bool;
 
     /// Returns the notification that some lease may have been taken away.
-    fn moved(&self) -> &Notify;
+    fn lease_moves(&self) -> &Notify;
 
     /// Whether the lease has ended.
     fn is_over(&self) -> bool {
-        self.until().is_some_and(|until| clock() >= until || self.is_revoked())
+        self.ends_at().is_some_and(|until| tokio_now() >= until || self.is_revoked())
     }
 
     /// Whether this much time is left of the lease.
     fn fits(&self, needed: Duration) -> bool {
-        !self.is_over() && self.until().is_none_or(|until| clock() + needed <= until)
+        !self.is_over() && self.ends_at().is_none_or(|until| tokio_now() + needed <= until)
     }
 }
 
@@ -39,20 +39,20 @@ pub trait LeaseGuard: Sync {
 /// attempt's whole deadline, or half of the lease if that is less. An attempt
 /// with a longer deadline may begin, since it may well end early; if it does
 /// not, it is dropped.
-pub fn needed(total: Duration, lease: Option<Duration>) -> Duration {
+pub fn time_needed(total: Duration, lease: Option<Duration>) -> Duration {
     lease.map_or(Duration::ZERO, |lease| total.min(lease / 2))
 }
 
 /// Returns the time left of a lease, if it ends at all.
-pub fn left(until: Option<Instant>) -> Option<Duration> {
-    until.map(|until| until.saturating_duration_since(clock()))
+pub fn time_left(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(tokio_now()))
 }
 
 /// Runs a future within a lease; returns nothing if the lease ends first. Then
 /// the future is dropped without another poll.
 pub async fn run_within<F: Future>(lease: &dyn LeaseGuard, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
-    let mut over = pin!(over(lease));
+    let mut over = pin!(wait_until_over(lease));
     poll_fn(|context| {
         if lease.is_over() || over.as_mut().poll(context).is_ready() {
             return Poll::Ready(None);
@@ -63,10 +63,10 @@ pub async fn run_within<F: Future>(lease: &dyn LeaseGuard, future: F) -> Option<
 }
 
 /// Waits until the lease has ended.
-async fn over(lease: &dyn LeaseGuard) {
+async fn wait_until_over(lease: &dyn LeaseGuard) {
     loop {
-        let moved = lease.moved().notified();
-        let Some(until) = lease.until() else { return std::future::pending().await };
+        let moved = lease.lease_moves().notified();
+        let Some(until) = lease.ends_at() else { return std::future::pending().await };
         if lease.is_over() {
             return;
         }
@@ -79,7 +79,7 @@ async fn over(lease: &dyn LeaseGuard) {
 }
 
 /// Returns the time of Tokio's clock: the machine's, except in tests that move it.
-fn clock() -> Instant {
+fn tokio_now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
@@ -100,23 +100,23 @@ mod tests {
 
     impl RenewableLease {
         fn of(span: Option<Duration>) -> Self {
-            let until = Mutex::new(span.map(|span| clock() + span));
+            let until = Mutex::new(span.map(|span| tokio_now() + span));
             Self { until, is_revoked: AtomicBool::new(false), moved: Notify::new() }
         }
 
         fn renew(&self, span: Duration) {
-            *self.until.lock() = Some(clock() + span);
+            *self.until.lock() = Some(tokio_now() + span);
         }
     }
 
     impl LeaseGuard for RenewableLease {
-        fn until(&self) -> Option<Instant> {
+        fn ends_at(&self) -> Option<Instant> {
             *self.until.lock()
         }
         fn is_revoked(&self) -> bool {
             self.is_revoked.load(Ordering::SeqCst)
         }
-        fn moved(&self) -> &Notify {
+        fn lease_moves(&self) -> &Notify {
             &self.moved
         }
     }
@@ -128,7 +128,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_ends_in_time_is_heard_and_what_does_not_is_dropped_at_the_end() {
-        let began = clock();
+        let began = tokio_now();
         assert_eq!(
             run_within(&RenewableLease::of(None), takes(1_000 * SECOND)).await,
             Some(7),
@@ -137,7 +137,7 @@ mod tests {
         let lease = RenewableLease::of(Some(10 * SECOND));
         assert_eq!(run_within(&lease, takes(9 * SECOND)).await, Some(7));
         assert_eq!(run_within(&lease, takes(9 * SECOND)).await, None);
-        assert_eq!(clock() - began, 1_010 * SECOND, "at the end, not later");
+        assert_eq!(tokio_now() - began, 1_010 * SECOND, "at the end, not later");
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,7 +202,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_taken_away_is_dropped_when_that_is_told() {
         let lease = RenewableLease::of(Some(100 * SECOND));
-        let began = clock();
+        let began = tokio_now();
         let taking = async {
             tokio::time::sleep(3 * SECOND).await;
             lease.moved.notify_waiters();
@@ -211,7 +211,7 @@ mod tests {
             lease.moved.notify_waiters();
         };
         let (answer, ()) = tokio::join!(run_within(&lease, takes(50 * SECOND)), taking);
-        assert_eq!((answer, clock() - began), (None, 4 * SECOND), "told of others, it goes on");
+        assert_eq!((answer, tokio_now() - began), (None, 4 * SECOND), "told of others, it goes on");
     }
 
     #[tokio::test(start_paused = true)]
@@ -223,9 +223,9 @@ mod tests {
         assert!(RenewableLease::of(None).fits(1_000 * SECOND));
         lease.is_revoked.store(true, Ordering::SeqCst);
         assert!(!lease.fits(SECOND));
-        assert_eq!(needed(10 * SECOND, Some(15 * SECOND)), 15 * SECOND / 2);
-        assert_eq!(needed(2 * SECOND, Some(15 * SECOND)), 2 * SECOND);
-        assert_eq!(needed(60 * SECOND, None), Duration::ZERO);
-        assert_eq!(left(lease.until()), Some(6 * SECOND));
+        assert_eq!(time_needed(10 * SECOND, Some(15 * SECOND)), 15 * SECOND / 2);
+        assert_eq!(time_needed(2 * SECOND, Some(15 * SECOND)), 2 * SECOND);
+        assert_eq!(time_needed(60 * SECOND, None), Duration::ZERO);
+        assert_eq!(time_left(lease.ends_at()), Some(6 * SECOND));
     }
 }

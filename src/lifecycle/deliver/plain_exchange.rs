@@ -43,7 +43,7 @@ pub struct PlainStream<S> {
     output: Vec<u8>,
 }
 
-/// What the library goes on with, after an exchange that was not plain.
+/// Bytes and state from which the library continues an exchange that was not plain.
 #[derive(Default)]
 pub struct ExchangeSoFar {
     /// Bytes of the request that were not sent; nothing, if none were.
@@ -72,7 +72,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PlainStream<S> {
 
     /// Returns the stream for the library, which goes on with an exchange. Returns
     /// also whether what it writes is left out, which is true until set to false.
-    pub fn replayed(self, so_far: ExchangeSoFar) -> (ReplayedStream<S>, Arc<AtomicBool>) {
+    pub fn into_replayed_stream(self, so_far: ExchangeSoFar) -> (ReplayedStream<S>, Arc<AtomicBool>) {
         let is_replay = Arc::new(AtomicBool::new(so_far.unsent.is_some()));
         let ExchangeSoFar { unsent, unread, failed } = so_far;
         let stream = ReplayedStream {
@@ -97,7 +97,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PlainStream<S> {
         if let Some(early) = self.read_early().await {
             return Err(early);
         }
-        encode(request, &mut self.output);
+        encode_request(request, &mut self.output);
         let so_far = |unsent, unread, failed| ExchangeSoFar { unsent: Some(unsent), unread, failed };
         match self.write_now().await {
             Ok((count, true)) if count == self.output.len() => {}
@@ -160,7 +160,7 @@ pub fn is_plain(request: &Request<Bytes>) -> bool {
 }
 
 /// Writes a request as the library does, too.
-fn encode(request: &Request<Bytes>, bytes: &mut Vec<u8>) {
+fn encode_request(request: &Request<Bytes>, bytes: &mut Vec<u8>) {
     bytes.clear();
     bytes.reserve(REQUEST_BYTES_USUAL);
     bytes.extend_from_slice(b"POST ");
@@ -322,7 +322,7 @@ mod tests {
     /// Returns the bytes of a request.
     fn encoded(request: &Request<Bytes>) -> Vec<u8> {
         let mut bytes = Vec::new();
-        encode(request, &mut bytes);
+        encode_request(request, &mut bytes);
         bytes
     }
 
@@ -344,7 +344,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_looks_as_the_library_writes_it() {
         let (ours, mut theirs) = duplex(64 * 1_024);
-        let (stream, _) = PlainStream::new(ours).replayed(ExchangeSoFar::default());
+        let (stream, _) = PlainStream::new(ours).into_replayed_stream(ExchangeSoFar::default());
         let (mut requests, _driver) = exchange_by_library(stream).await;
         let sending = tokio::spawn(requests.send_request(request("{}").map(Full::new)));
         let written = read_some(&mut theirs).await;
@@ -457,7 +457,7 @@ mod tests {
         };
         let sender = async {
             let so_far = plain.exchange(&first).await.expect_err("it is not plain");
-            let (stream, is_replay) = plain.replayed(so_far);
+            let (stream, is_replay) = plain.into_replayed_stream(so_far);
             let (mut requests, _driver) = exchange_by_library(stream).await;
             let answer = requests.send_request(first.clone().map(Full::new)).await.unwrap();
             let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -503,7 +503,7 @@ mod tests {
             };
             let request = request("{}");
             let (exchanged, ()) = tokio::join!(plain.exchange(&request), ending);
-            let (stream, _) = plain.replayed(exchanged.expect_err("there is no answer"));
+            let (stream, _) = plain.into_replayed_stream(exchanged.expect_err("there is no answer"));
             let (mut requests, driver) = exchange_by_library(stream).await;
             let refused = requests.try_send_request(request.map(Full::new)).await.expect_err("there is no answer");
             assert_eq!(

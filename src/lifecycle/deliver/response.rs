@@ -53,7 +53,7 @@ impl ResponseReader {
     }
 
     /// The body has ended.
-    pub fn end(&mut self) {
+    pub fn mark_end(&mut self) {
         self.is_whole = true;
     }
 
@@ -65,11 +65,11 @@ impl ResponseReader {
     /// Returns what is kept of the answer.
     pub fn finish(self) -> Response {
         let is_truncated = !self.is_whole || self.total > self.beginning.len();
-        Response { status: self.status, headers: self.headers, body: lossy(&self.beginning), is_truncated }
+        Response { status: self.status, headers: self.headers, body: lossy_text(&self.beginning), is_truncated }
     }
 }
 
-fn lossy(bytes: &[u8]) -> String {
+fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -81,13 +81,13 @@ fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
         if bytes > HEADER_BYTES_KEPT {
             break;
         }
-        kept.push((name.as_str().to_owned(), lossy(value.as_bytes())));
+        kept.push((name.as_str().to_owned(), lossy_text(value.as_bytes())));
     }
     // These headers affect retries, so they are kept in any case.
     for decisive in ["retry-after", "webhook-delivery"] {
         let kept_before = kept.iter().filter(|(name, _)| name == decisive).count();
         for value in headers.get_all(decisive).iter().skip(kept_before).take(DECISIVE_VALUES_KEPT) {
-            kept.push((decisive.to_owned(), lossy(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
+            kept.push((decisive.to_owned(), lossy_text(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
         }
     }
     kept

@@ -44,17 +44,17 @@ pub enum EndlessResponse {
 
 impl ResponsePrefixRecorder {
     /// Returns what was received until now.
-    pub fn received(&self) -> ResponsePrefix {
-        self.prefix().clone()
+    pub fn received_so_far(&self) -> ResponsePrefix {
+        self.lock_prefix().clone()
     }
 
-    fn prefix(&self) -> MutexGuard<'_, ResponsePrefix> {
+    fn lock_prefix(&self) -> MutexGuard<'_, ResponsePrefix> {
         self.0.lock()
     }
 
     /// Records received bytes; returns which part exceeds its limit, if one does.
     pub fn record(&self, bytes: &[u8]) -> Option<EndlessResponse> {
-        let mut prefix = self.prefix();
+        let mut prefix = self.lock_prefix();
         let room = PREFIX_BYTES_MAX - prefix.bytes.len();
         prefix.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
         prefix.count += bytes.len();
@@ -70,7 +70,7 @@ impl ResponsePrefixRecorder {
     /// Forgets what was received: the head of the answer is complete, and what
     /// comes next belongs to another exchange.
     pub fn reset(&self) {
-        let mut prefix = self.prefix();
+        let mut prefix = self.lock_prefix();
         prefix.bytes.clear();
         prefix.count = 0;
     }
@@ -78,8 +78,8 @@ impl ResponsePrefixRecorder {
     /// Records the result of a write. A write begins a new exchange, so what was
     /// received before is forgotten, except interim answers: they come while
     /// the request is still being sent.
-    pub fn sent(&self, result: &Result<usize>) {
-        let mut prefix = self.prefix();
+    pub fn record_sent(&self, result: &Result<usize>) {
+        let mut prefix = self.lock_prefix();
         match result {
             Ok(_) if prefix.is_interim() => {}
             Ok(_) => {
@@ -99,15 +99,15 @@ impl ResponsePrefix {
     }
 
     /// Returns the first line, without line breaks and spaces around it.
-    pub fn line(&self) -> &[u8] {
+    pub fn first_line(&self) -> &[u8] {
         let line = self.bytes.trim_ascii_start().split(|byte| matches!(byte, b'\r' | b'\n')).next();
         line.unwrap_or_default()
     }
 
     /// Returns the first line in quotes, with unprintable bytes escaped;
     /// nothing if it is empty.
-    pub fn shown(&self) -> Option<String> {
-        let line = self.line();
+    pub fn quoted_line(&self) -> Option<String> {
+        let line = self.first_line();
         let more = if self.bytes.len() == PREFIX_BYTES_MAX && self.bytes.ends_with(line) { "…" } else { "" };
         (!line.is_empty()).then(|| format!("\"{}{more}\"", line.escape_ascii()))
     }
@@ -121,13 +121,13 @@ mod tests {
     fn only_the_beginning_is_heard_and_a_new_request_forgets_it() {
         let recorder = ResponsePrefixRecorder::default();
         recorder.record(b"\r\nHTTP/1.1 200 OK\r\nserver: x\r\n");
-        assert_eq!(recorder.received().shown().as_deref(), Some("\"HTTP/1.1 200 OK\""));
+        assert_eq!(recorder.received_so_far().quoted_line().as_deref(), Some("\"HTTP/1.1 200 OK\""));
         recorder.record(&[b'x'; 1_000]);
-        assert_eq!(recorder.received().bytes.len(), PREFIX_BYTES_MAX);
-        recorder.sent(&Ok(1));
-        assert_eq!(recorder.received().shown(), None);
+        assert_eq!(recorder.received_so_far().bytes.len(), PREFIX_BYTES_MAX);
+        recorder.record_sent(&Ok(1));
+        assert_eq!(recorder.received_so_far().quoted_line(), None);
         recorder.record(&[b'x'; 1_000]);
-        assert_eq!(recorder.received().shown(), Some(format!("\"{}…\"", "x".repeat(PREFIX_BYTES_MAX))));
+        assert_eq!(recorder.received_so_far().quoted_line(), Some(format!("\"{}…\"", "x".repeat(PREFIX_BYTES_MAX))));
     }
 
     #[test]
@@ -145,6 +145,6 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_are_written_out() {
         let prefix = ResponsePrefix { bytes: b"\x00\xffhi\n".into(), ..ResponsePrefix::default() };
-        assert_eq!(prefix.shown().as_deref(), Some(r#""\x00\xffhi""#));
+        assert_eq!(prefix.quoted_line().as_deref(), Some(r#""\x00\xffhi""#));
     }
 }

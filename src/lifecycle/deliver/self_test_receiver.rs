@@ -49,30 +49,30 @@ impl SelfTestReceiver {
     /// Sends a request through a pipe and answers it at the other end.
     pub async fn exchange(&self, request: SignedRequest) -> Answer {
         let (began, total) = (Instant::now(), request.timeout.total);
-        let result = match tokio::time::timeout(total.0, self.ask(request)).await {
+        let result = match tokio::time::timeout(total.0, self.send_through_pipe(request)).await {
             Ok(result) => result.map(ResponseReader::finish),
             Err(_) => Err(unanswered_within(total, None)),
         };
         Answer { result, timings: Timings { total: millis(began.elapsed()), ..Timings::default() } }
     }
 
-    async fn ask(&self, request: SignedRequest) -> Result<ResponseReader, AttemptFailure> {
+    async fn send_through_pipe(&self, request: SignedRequest) -> Result<ResponseReader, AttemptFailure> {
         let (near, far) = tokio::io::duplex(PIPE_BYTES);
         let serving = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(far), service_fn(async |request| self.answer(request).await));
         let (mut requests, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.map_err(broken)?;
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.map_err(pipe_failure)?;
         let exchange = async {
             let mut outgoing = Request::post("/").body(Full::new(request.body)).expect("a request of its own");
             *outgoing.headers_mut() = request.headers;
-            let (head, mut body) = requests.send_request(outgoing).await.map_err(broken)?.into_parts();
+            let (head, mut body) = requests.send_request(outgoing).await.map_err(pipe_failure)?.into_parts();
             let mut reader = ResponseReader::new(&head);
             while let Some(frame) = body.frame().await {
-                if let Ok(part) = frame.map_err(broken)?.into_data() {
+                if let Ok(part) = frame.map_err(pipe_failure)?.into_data() {
                     reader.add(&part);
                 }
             }
-            reader.end();
+            reader.mark_end();
             Ok(reader)
         };
         let both_ends = async {
@@ -103,6 +103,6 @@ impl SelfTestReceiver {
     }
 }
 
-fn broken(problem: hyper::Error) -> AttemptFailure {
+fn pipe_failure(problem: hyper::Error) -> AttemptFailure {
     failure(FailureKind::Ours, format!("the pipe to the receiver of self-tests broke: {problem}"))
 }

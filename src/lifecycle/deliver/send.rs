@@ -116,7 +116,7 @@ impl Sender for HttpSender {
             // A body that stalls changes nothing: the head decides.
             (_, Some(response)) => Ok(response.finish()),
             (_, None) => {
-                let received = exchange.connection.map(|connection| connection.record().recorder.received());
+                let received = exchange.connection.map(|connection| connection.record().recorder.received_so_far());
                 Err(unanswered_within(total, received.as_ref()))
             }
         };
@@ -140,14 +140,14 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Sends the request and reads the answer to its end, or as far as it is read.
+    /// Sends the request and reads the answer to its end or to a limit.
     async fn run(&mut self, sender: &HttpSender, request: SignedRequest) -> Result<(), AttemptFailure> {
         let tls = Some(request.tls).filter(|tls| !tls.is_default());
         let pool = sender.pool(PoolKey { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
-        let (uri, origin) = target(&request.url)?;
+        let (uri, origin) = parse_target(&request.url)?;
         let is_kept = sender.connector.open_sockets() < sender.kept_max;
-        let outgoing = outgoing(&uri, &origin, request.headers, request.body, is_kept)?;
-        let response = self.ask(&pool, &uri, &origin, &outgoing).await?;
+        let outgoing = build_outgoing(&uri, &origin, request.headers, request.body, is_kept)?;
+        let response = self.send_over_connection(&pool, &uri, &origin, &outgoing).await?;
         let Some(connection) = &mut self.connection else { return Ok(()) };
         self.timings.first_byte = Some(millis(self.began.elapsed()));
         connection.record().recorder.reset();
@@ -157,13 +157,13 @@ impl Exchange {
             match connection.read_part(&mut body).await {
                 Some(Ok(part)) => reader.add(&part),
                 Some(Err(_)) => break,
-                None => reader.end(),
+                None => reader.mark_end(),
             }
         }
         if reader.is_whole()
             && let Some(connection) = self.connection.take()
         {
-            pool.put(origin, connection).await;
+            pool.put_back(origin, connection).await;
         }
         Ok(())
     }
@@ -171,14 +171,14 @@ impl Exchange {
     /// Sends the request over an idle connection or a new one. Only a request
     /// that never started, because its idle connection had closed, goes to
     /// another connection.
-    async fn ask(
+    async fn send_over_connection(
         &mut self,
         pool: &ConnectionPool,
         uri: &Uri,
         origin: &Origin,
         outgoing: &Request<Bytes>,
     ) -> Result<http::Response<AnswerBody>, AttemptFailure> {
-        while let Some(idle) = pool.take(origin).await {
+        while let Some(idle) = pool.take_idle(origin).await {
             match self.connection.insert(idle).send(outgoing).await {
                 Ok(response) => return Ok(response),
                 Err(Unanswered::Failed(failure)) => return Err(failure),
@@ -190,11 +190,11 @@ impl Exchange {
         let opened = match Box::pin(pool.open(uri)).await {
             Ok(opened) => opened,
             Err(unopened) => {
-                unopened.opened.show(&mut self.timings);
+                unopened.opened.copy_into(&mut self.timings);
                 return Err(unopened.failure);
             }
         };
-        opened.record().show(&mut self.timings);
+        opened.record().copy_into(&mut self.timings);
         match self.connection.insert(opened).send(outgoing).await {
             Ok(response) => Ok(response),
             Err(Unanswered::Failed(failure) | Unanswered::NotSent(failure)) => Err(failure),
@@ -203,7 +203,7 @@ impl Exchange {
 }
 
 /// Reads an endpoint's URL: the whole, and where connections to it lead.
-fn target(url: &str) -> Result<(Uri, Origin), AttemptFailure> {
+fn parse_target(url: &str) -> Result<(Uri, Origin), AttemptFailure> {
     let unreadable = || failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
     let uri: Uri = url.parse().map_err(|_| unreadable())?;
     let authority = uri.authority().cloned().ok_or_else(unreadable)?;
@@ -213,7 +213,7 @@ fn target(url: &str) -> Result<(Uri, Origin), AttemptFailure> {
 
 /// Builds the request as it goes over the connection: with the path alone, and
 /// the host as a header.
-fn outgoing(
+fn build_outgoing(
     uri: &Uri,
     (is_tls, authority): &Origin,
     headers: HeaderMap,

@@ -10,20 +10,20 @@ use super::DeliveryContext;
 use super::attempt::log_expired;
 use crate::lifecycle::traces::SettledAttempt;
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Progress, after};
+use crate::model::delivery::{Progress, time_after};
 use crate::model::figures::{CountedAttempt, CountedEnd, CountedSettlement};
 use crate::model::next_state::NextState;
-use crate::model::rate::roughly;
+use crate::model::rate::vary_by_tenth;
 use crate::model::result_class::ResultClass;
 use crate::model::shard::Lease;
 use crate::store::{Claim, ClaimOutcome, Error, SettleEffects, Settlement};
 
-/// How the work on a claim ended.
+/// End of the work on a claim.
 #[derive(Debug)]
 pub enum ClaimEnd {
-    /// Its outcome is written, or there is none to write.
+    /// The outcome is written, or there is none to write.
     Settled(SettleEffects, CountedSettlement),
-    /// Its outcome was written before, by a call whose answer got lost.
+    /// The outcome was written before, by a call whose answer got lost.
     Repeated(SettleEffects, CountedSettlement),
     /// No request was made, or none whose answer counts. The delivery stays as
     /// it is, and may be tried again then.
@@ -31,7 +31,7 @@ pub enum ClaimEnd {
         /// Time at which it may be tried again.
         due_at: Timestamp,
     },
-    /// Its endpoint is dispatched by another node.
+    /// Another node dispatches the endpoint.
     Stale,
 }
 
@@ -55,26 +55,31 @@ pub async fn settle(context: &DeliveryContext, claim: &Claim, lease: Lease, outc
     let settlement = Settlement { id: claim.id, endpoint: claim.endpoint, now: context.clock.now(), outcome };
     loop {
         match context.store.settle(lease, settlement.clone()).await {
-            Ok(effects) => return settled(context, claim, &settlement, effects),
+            Ok(effects) => return report_settled(context, claim, &settlement, effects),
             Err(Error::Stale(shard)) => {
                 info!(delivery.id = %claim.id, endpoint.id = %claim.endpoint,
                       "the outcome of an attempt is not recorded, because shard {} has another owner", shard.0);
-                context.notifier.metrics().stale_write();
+                context.notifier.metrics().count_stale_write();
                 return ClaimEnd::Stale;
             }
             Err(problem) => {
                 warn!(delivery.id = %claim.id, endpoint.id = %claim.endpoint,
                       "the outcome of an attempt could not be recorded yet, and is written again: {problem}");
                 // Never all in step, or the store would be asked by all at once.
-                let pause = roughly(Duration::from_secs(1), context.draw());
-                context.clock.sleep_until(after(context.clock.now(), pause)).await;
+                let pause = vary_by_tenth(Duration::from_secs(1), context.draw());
+                context.clock.sleep_until(time_after(context.clock.now(), pause)).await;
             }
         }
     }
 }
 
 /// Counts and reports what was written.
-fn settled(context: &DeliveryContext, claim: &Claim, settlement: &Settlement, effects: SettleEffects) -> ClaimEnd {
+fn report_settled(
+    context: &DeliveryContext,
+    claim: &Claim,
+    settlement: &Settlement,
+    effects: SettleEffects,
+) -> ClaimEnd {
     let outcome = &settlement.outcome;
     if let ClaimOutcome::Attempted { next: NextState::Waiting { .. }, expiry_check_at: Some(at), .. } = outcome {
         context.expiry.schedule_check(*at);
@@ -82,27 +87,29 @@ fn settled(context: &DeliveryContext, claim: &Claim, settlement: &Settlement, ef
     if claim.event.is_self_test() {
         context.notifier.report_self_test();
     } else if !effects.is_void {
-        context.notifier.settled(settlement, claim.event.accepted_at, &effects);
+        let accepted_at = claim.event.accepted_at;
+        let in_slo_since = is_in_slo(&claim.progress, accepted_at).then_some(accepted_at);
+        context.notifier.report_settled(settlement, in_slo_since, &effects);
         match outcome {
             ClaimOutcome::Attempted { attempt, next, .. } => {
                 context.notifier.tail().publish(context.clock.as_ref(), claim, attempt, next);
-                trace(context, claim, (attempt, next), settlement.now);
+                trace_attempt(context, claim, (attempt, next), settlement.now);
             }
             ClaimOutcome::Expired { by, .. } => log_expired(claim.id, claim.endpoint, &claim.event.tenant, *by),
             _ => {}
         }
     }
-    let counted = counted(context, claim, settlement, &effects);
+    let counted = count_settlement(context, claim, settlement, &effects);
     if effects.is_repeat { ClaimEnd::Repeated(effects, counted) } else { ClaimEnd::Settled(effects, counted) }
 }
 
 /// Makes the spans of an attempt, if traces are exported. Its outcome was being
 /// written since `began`.
-fn trace(context: &DeliveryContext, claim: &Claim, (attempt, next): (&Attempt, &NextState), began: Timestamp) {
+fn trace_attempt(context: &DeliveryContext, claim: &Claim, (attempt, next): (&Attempt, &NextState), began: Timestamp) {
     let Some(tracer) = context.notifier.tracer() else { return };
     let written = (began, context.clock.now());
     let settled = SettledAttempt { claim, attempt, next, written, offset: context.clock.wall_offset() };
-    tracer.settled(settled, || {
+    tracer.trace_settled(settled, || {
         let endpoint = context.store.any_endpoint(claim.endpoint)?;
         // The URL may have changed since the attempt.
         let is_current = endpoint.urls.number() == attempt.url_version;
@@ -113,7 +120,7 @@ fn trace(context: &DeliveryContext, claim: &Claim, (attempt, next): (&Attempt, &
 
 /// Returns what figures count of a settlement: nothing, if nothing was written or
 /// it is a self-test.
-fn counted(
+fn count_settlement(
     context: &DeliveryContext,
     claim: &Claim,
     settlement: &Settlement,
@@ -127,7 +134,7 @@ fn counted(
     let ClaimOutcome::Attempted { attempt, next, progress, .. } = &settlement.outcome else {
         return CountedSettlement { attempt: None, end: dead };
     };
-    let used = progress.used();
+    let used = progress.used_attempts();
     let delivered = (*next == NextState::Delivered).then(|| {
         let took = context.clock.now().duration_since(claim.event.accepted_at).as_millis();
         CountedEnd::Delivered { used, took_ms: u64::try_from(took).unwrap_or(0), is_in_slo }
@@ -157,7 +164,7 @@ pub async fn put_back_after_internal_error(
     if context.store.any_endpoint(claim.endpoint).is_none() {
         return ClaimEnd::nothing();
     }
-    let due_at = after(context.clock.now(), context.put_back_delay());
+    let due_at = time_after(context.clock.now(), context.put_back_delay());
     settle(context, claim, lease, ClaimOutcome::InternalError { due_at, error: problem }).await
 }
 

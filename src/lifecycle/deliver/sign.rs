@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::body::{body, content_type};
+use super::body::{build_body, content_type};
 use super::keys::{key_pair, secret_key};
 use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::model::endpoint::{AttemptTimeouts, Endpoint, Secret};
@@ -86,7 +86,7 @@ const HEADERS_USUAL: usize = 24;
 
 /// Builds and signs the request for a claim's next attempt.
 pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<SignedRequest, NoPublicUrl> {
-    let body = body(claim, links)?;
+    let body = build_body(claim, links)?;
     let settings = &endpoint.settings;
     let custom = settings.headers.iter().filter(|(name, _)| !is_reserved(name)).filter_map(|(name, value)| {
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
@@ -94,6 +94,7 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     let mut headers = HeaderMap::with_capacity(HEADERS_USUAL);
     headers.extend(custom);
     // Our headers come last, so that custom ones cannot replace them.
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("Posthaste/", env!("CARGO_PKG_VERSION"))));
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
@@ -110,26 +111,27 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     })
 }
 
-/// Returns the headers of the attempt with this number, without the signatures.
+/// Returns the headers of the attempt with this number, without the signatures. They follow
+/// from what is stored, so that they can be shown later; `User-Agent` does not, since it
+/// names the version that sent the request.
 pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderName, HeaderValue)> {
     let event = &claim.event;
-    let id = text(event.id.as_str());
+    let id = header_value(event.id.as_str());
     let mut headers = vec![
         (CONTENT_TYPE, HeaderValue::from_static(content_type(claim.format))),
-        (USER_AGENT, HeaderValue::from_static(concat!("Posthaste/", env!("CARGO_PKG_VERSION")))),
         (WEBHOOK_ID, id.clone()),
         (WEBHOOK_TIMESTAMP, HeaderValue::from(now.as_second())),
         (WEBHOOK_ATTEMPT, HeaderValue::from(number)),
         (X_EVENT_ID, id.clone()),
-        (X_EVENT_TYPE, text(event.event_type.as_str())),
-        (X_TENANT, text(event.tenant.as_str())),
+        (X_EVENT_TYPE, header_value(event.event_type.as_str())),
+        (X_TENANT, header_value(event.tenant.as_str())),
         (IDEMPOTENCY_KEY, id),
     ];
     if let Some(seq) = claim.seq {
         headers.push((X_SEQ, HeaderValue::from(seq)));
-        headers.extend(event.key.as_ref().map(|key| (X_KEY, text(&percent_encode(key.as_str())))));
+        headers.extend(event.key.as_ref().map(|key| (X_KEY, header_value(&percent_encode(key.as_str())))));
     }
-    headers.extend(event.schema_version.as_ref().map(|version| (X_SCHEMA_VERSION, text(version))));
+    headers.extend(event.schema_version.as_ref().map(|version| (X_SCHEMA_VERSION, header_value(version))));
     headers
 }
 
@@ -145,7 +147,10 @@ pub fn profile_headers(event: &Event, profiles: &[SignatureProfile]) -> Vec<(Hea
     if !profiles.contains(&SignatureProfile::Github) {
         return Vec::new();
     }
-    vec![(X_GITHUB_EVENT, text(event.event_type.as_str())), (X_GITHUB_DELIVERY, text(event.id.as_str()))]
+    vec![
+        (X_GITHUB_EVENT, header_value(event.event_type.as_str())),
+        (X_GITHUB_DELIVERY, header_value(event.id.as_str())),
+    ]
 }
 
 /// Returns the signature headers of an attempt with the signatures masked.
@@ -161,7 +166,7 @@ pub fn masked_headers(id: &str, at: Timestamp, profiles: &[SignatureProfile]) ->
                 headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(at.as_second())));
             }
             SignatureProfile::Svix => {
-                headers.push((SVIX_ID, text(id)));
+                headers.push((SVIX_ID, header_value(id)));
                 headers.push((SVIX_TIMESTAMP, HeaderValue::from(at.as_second())));
                 headers.push((SVIX_SIGNATURE, HeaderValue::from_static("v1,***")));
             }
@@ -172,7 +177,7 @@ pub fn masked_headers(id: &str, at: Timestamp, profiles: &[SignatureProfile]) ->
     headers
 }
 
-fn text(value: &str) -> HeaderValue {
+fn header_value(value: &str) -> HeaderValue {
     HeaderValue::try_from(value).expect("ids, types and versions are printable ASCII")
 }
 
@@ -207,12 +212,12 @@ impl<'a> Signer<'a> {
     }
 
     /// Returns what is signed before the body: id and timestamp, each with a dot.
-    fn prefix(&self) -> String {
+    fn signed_prefix(&self) -> String {
         format!("{}.{}.", self.id, self.seconds)
     }
 
     fn tokens(&self) -> String {
-        let prefix = self.prefix();
+        let prefix = self.signed_prefix();
         let mut tokens = String::new();
         let mut add = |version: &str, signature: &[u8]| {
             if !tokens.is_empty() {
@@ -237,20 +242,20 @@ impl<'a> Signer<'a> {
 
     /// Returns the secret that signs where there is room for one signature: the
     /// oldest, which a receiver that has not rotated yet still has.
-    fn only(&self) -> &'a Secret {
+    fn oldest_secret(&self) -> &'a Secret {
         self.active.last().expect("the newest secret never expires")
     }
 
     /// Returns the MAC of prefix and body in hex, keyed by a secret's whole text.
-    fn hex(&self, secret: &Secret, prefix: &str) -> String {
+    fn hex_mac(&self, secret: &Secret, prefix: &str) -> String {
         hex::encode(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
     }
 
     /// Returns the signature headers of these profiles.
     pub fn headers(&self, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
-        let (tokens, seconds) = (text(&self.tokens()), self.seconds);
+        let (tokens, seconds) = (header_value(&self.tokens()), self.seconds);
         let timed = format!("{seconds}.");
-        let over_body = || text(&format!("sha256={}", self.hex(self.only(), "")));
+        let over_body = || header_value(&format!("sha256={}", self.hex_mac(self.oldest_secret(), "")));
         let mut headers = vec![(WEBHOOK_SIGNATURE, tokens.clone())];
         for profile in profiles {
             match profile {
@@ -258,16 +263,16 @@ impl<'a> Signer<'a> {
                 SignatureProfile::Sha256 => headers.push((X_SIGNATURE, over_body())),
                 SignatureProfile::Github => headers.push((X_HUB_SIGNATURE_256, over_body())),
                 SignatureProfile::Timestamped => {
-                    let value = format!("scheme=v1,ts={seconds},sig={}", self.hex(self.only(), &timed));
-                    headers.push((X_SIGNATURE, text(&value)));
+                    let value = format!("scheme=v1,ts={seconds},sig={}", self.hex_mac(self.oldest_secret(), &timed));
+                    headers.push((X_SIGNATURE, header_value(&value)));
                     headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(seconds)));
                 }
                 SignatureProfile::Stripe => {
-                    let each = self.active.iter().map(|secret| format!(",v1={}", self.hex(secret, &timed)));
-                    headers.push((STRIPE_SIGNATURE, text(&format!("t={seconds}{}", each.collect::<String>()))));
+                    let each = self.active.iter().map(|secret| format!(",v1={}", self.hex_mac(secret, &timed)));
+                    headers.push((STRIPE_SIGNATURE, header_value(&format!("t={seconds}{}", each.collect::<String>()))));
                 }
                 SignatureProfile::Svix => {
-                    headers.push((SVIX_ID, text(self.id)));
+                    headers.push((SVIX_ID, header_value(self.id)));
                     headers.push((SVIX_TIMESTAMP, HeaderValue::from(seconds)));
                     headers.push((SVIX_SIGNATURE, tokens.clone()));
                 }
@@ -296,7 +301,7 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 mod tests {
     use posthaste_receiver::{Profile, Verifier, VerifyError};
 
-    use super::super::body::envelope;
+    use super::super::body::envelope_body;
     use super::super::keys::{new_key, new_secret, public_key};
     use super::super::tests::claim;
     use super::*;
@@ -409,7 +414,7 @@ mod tests {
         let now = second(1_700_000_000);
         let key = new_secret([7; 24]);
         let claim = claim(b"{}");
-        let body = envelope(&claim);
+        let body = envelope_body(&claim);
         let secrets = [secret(&key, None)];
         let signer = Signer::new(&secrets, Signing::Ed25519, "evt_1", now, &body);
         let mut headers: HeaderMap = our_headers(&claim, 1, now).into_iter().collect();
@@ -424,7 +429,11 @@ mod tests {
                 let verifier = Verifier::new(Profile::Standard, [secret]).unwrap();
                 verifier.verify(&headers, body, now.into()).map(|_| ())
             };
-            let no_match = Err(VerifyError::NoMatch { header: "webhook-signature", secrets: 1 });
+            let no_match = Err(VerifyError::NoMatch {
+                header: "webhook-signature",
+                signed: "webhook-id, webhook-timestamp or the body",
+                secrets: 1,
+            });
             assert_eq!(check(&right, &body, now), Ok(()));
             assert_eq!(check(&right, &changed, now), no_match);
             assert_eq!(check(&wrong, &body, now), no_match);

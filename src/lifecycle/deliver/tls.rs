@@ -51,13 +51,13 @@ impl TlsTrust {
         }
         let roots = Arc::new(roots);
         let min_version = TlsVersion::V12;
-        let config = Arc::new(config(roots.clone(), min_version, Arc::new(NoCertificate))?);
+        let config = Arc::new(client_config(roots.clone(), min_version, Arc::new(NoCertificate))?);
         Ok(Self { config, roots, has_own_ca: false, min_version })
     }
 
     /// Returns a copy with an endpoint's TLS settings.
     pub fn for_endpoint(&self, settings: &EndpointTls) -> Result<Self, InvalidSetting> {
-        let EndpointTlsParts { authorities, certificate } = read(settings)?;
+        let EndpointTlsParts { authorities, certificate } = parse_settings(settings)?;
         let has_own_ca = authorities.is_some();
         let roots = authorities.map_or_else(|| self.roots.clone(), Arc::new);
         let client_certificate: Arc<dyn ResolvesClientCert> = match certificate {
@@ -65,22 +65,22 @@ impl TlsTrust {
             None => Arc::new(NoCertificate),
         };
         let min_version = settings.min_version;
-        let config = config(roots, min_version, client_certificate)
-            .map_err(|problem| invalid("min_version", format!("tls cannot be used: {problem}")))?;
+        let config = client_config(roots, min_version, client_certificate)
+            .map_err(|problem| invalid_setting("min_version", format!("tls cannot be used: {problem}")))?;
         Ok(Self { config: Arc::new(config), roots: self.roots.clone(), has_own_ca, min_version })
     }
 
     /// Returns the failure that an error of a handshake means, with the endpoint's settings.
     fn failure_of(&self, problem: &std::io::Error, asked: CertificateRequested) -> AttemptFailure {
         match rustls_error(problem) {
-            Some(error) if self.has_own_ca && is_unknown_issuer(error) => tls(NOT_OUR_ISSUER.into()),
-            Some(error) if self.min_version == TlsVersion::V13 && is_no_version(error) => tls(NOT_13.into()),
-            _ => explain(problem, asked).unwrap_or_else(|| handshake_closed(problem)),
+            Some(error) if self.has_own_ca && is_unknown_issuer(error) => tls_failure(NOT_OUR_ISSUER.into()),
+            Some(error) if self.min_version == TlsVersion::V13 && is_no_version(error) => tls_failure(NOT_13.into()),
+            _ => tls_failure_of(problem, asked).unwrap_or_else(|| handshake_closed(problem)),
         }
     }
 }
 
-fn config(
+fn client_config(
     roots: Arc<RootCertStore>,
     min_version: TlsVersion,
     client_certificate: Arc<dyn ResolvesClientCert>,
@@ -103,35 +103,38 @@ struct EndpointTlsParts {
 
 /// Refuses settings that no connection could be made with.
 pub fn check(settings: &EndpointTls) -> Result<(), InvalidSetting> {
-    if settings.is_default() { Ok(()) } else { read(settings).map(|_| ()) }
+    if settings.is_default() { Ok(()) } else { parse_settings(settings).map(|_| ()) }
 }
 
-fn read(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
-    let authorities = settings.ca.as_deref().map(authorities).transpose()?;
+fn parse_settings(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
+    let authorities = settings.ca.as_deref().map(parse_authorities).transpose()?;
     let certificate = match (&settings.client_certificate, &settings.client_key) {
-        (Some(chain), Some(key)) => Some(certificate(chain, key.reveal())?),
+        (Some(chain), Some(key)) => Some(certified_key(chain, key.reveal())?),
         _ => None,
     };
     Ok(EndpointTlsParts { authorities, certificate })
 }
 
-fn authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
+fn parse_authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates("ca", pem)? {
+    for certificate in parse_certificates("ca", pem)? {
         let refused = |problem: rustls::Error| {
             let why = describe_tls_error(&problem, CertificateRequested::No);
-            invalid("ca", format!("tls ca holds a certificate that cannot vouch for others: {why}; copy it again"))
+            invalid_setting(
+                "ca",
+                format!("tls ca holds a certificate that cannot vouch for others: {why}; copy it again"),
+            )
         };
         roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
 }
 
-fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
+fn parse_certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     certificates.ok().filter(|certificates| !certificates.is_empty()).ok_or_else(|| {
         let message = format!("tls {name} holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----");
-        invalid(name, message)
+        invalid_setting(name, message)
     })
 }
 
@@ -143,21 +146,22 @@ pub fn certificate_end(pem: &str) -> Option<Timestamp> {
     Timestamp::from_second(i64::try_from(end.as_secs()).ok()?).ok()
 }
 
-fn certificate(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {
-    let chain = certificates("client_certificate", chain)?;
+fn certified_key(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {
+    let chain = parse_certificates("client_certificate", chain)?;
     let unread = "tls client_key holds no private key in PEM; it begins with -----BEGIN PRIVATE KEY-----, and \
                   encrypted ones are not read";
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|_| invalid("client_key", unread.into()))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|_| invalid_setting("client_key", unread.into()))?;
     let key = default_provider().key_provider.load_private_key(key);
     let unknown = "tls client_key is of a kind that is not supported; use RSA, ECDSA (P-256, P-384) or Ed25519";
-    let certified = CertifiedKey::new(chain, key.map_err(|_| invalid("client_key", unknown.into()))?);
+    let certified = CertifiedKey::new(chain, key.map_err(|_| invalid_setting("client_key", unknown.into()))?);
     match certified.keys_match() {
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),
         Err(rustls::Error::InconsistentKeys(_)) => {
             let message = "tls client_key does not belong to the first certificate in client_certificate";
-            Err(invalid("client_key", message.into()))
+            Err(invalid_setting("client_key", message.into()))
         }
-        Err(problem) => Err(invalid(
+        Err(problem) => Err(invalid_setting(
             "client_certificate",
             format!(
                 "tls client_certificate cannot be used: {}",
@@ -167,7 +171,7 @@ fn certificate(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {
     }
 }
 
-fn invalid(name: &str, message: String) -> InvalidSetting {
+fn invalid_setting(name: &str, message: String) -> InvalidSetting {
     InvalidSetting { pointer: format!("/tls/{name}"), message }
 }
 
@@ -191,7 +195,7 @@ pub async fn encrypt(
     tcp: TcpStream,
 ) -> Result<(Box<TlsStream<TcpStream>>, CertificateRequested), AttemptFailure> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
+        .map_err(|_| tls_failure(format!("{host:?} is not a name a certificate can be checked for")))?;
     let handshake = async {
         let result = TlsConnector::from(trust.config.clone()).connect(name, tcp).await;
         (result, ASKED.with(Cell::get))
@@ -211,7 +215,7 @@ tokio::task_local! {
 }
 
 /// Returns the failure that an error on a connection means, if it is of TLS.
-pub fn explain(problem: &std::io::Error, asked: CertificateRequested) -> Option<AttemptFailure> {
+pub fn tls_failure_of(problem: &std::io::Error, asked: CertificateRequested) -> Option<AttemptFailure> {
     let error = rustls_error(problem)?;
     let kind = match error {
         rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
@@ -224,7 +228,7 @@ pub fn explain(problem: &std::io::Error, asked: CertificateRequested) -> Option<
 /// other things than the owner of a receiver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsFault {
-    /// What answered does not speak TLS.
+    /// The server does not speak TLS.
     NotTls(&'static str),
     /// The certificate is of an authority that is not trusted.
     UnknownIssuer(&'static str),
@@ -233,7 +237,7 @@ pub enum TlsFault {
 }
 
 /// Returns what is wrong with a connection that the caller opened, if it is of TLS.
-pub fn fault(problem: &std::io::Error) -> Option<TlsFault> {
+pub fn tls_fault(problem: &std::io::Error) -> Option<TlsFault> {
     Some(match rustls_error(problem)? {
         error if is_not_tls(error) => TlsFault::NotTls(NOT_TLS),
         error if is_unknown_issuer(error) => TlsFault::UnknownIssuer(UNKNOWN_ISSUER),
@@ -241,13 +245,13 @@ pub fn fault(problem: &std::io::Error) -> Option<TlsFault> {
     })
 }
 
-fn tls(message: String) -> AttemptFailure {
+fn tls_failure(message: String) -> AttemptFailure {
     AttemptFailure::new(FailureKind::Tls, message)
 }
 
 fn handshake_closed(problem: &std::io::Error) -> AttemptFailure {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    tls(match problem.kind() {
+    tls_failure(match problem.kind() {
         UnexpectedEof => "the server closed the connection during the TLS handshake; does it speak TLS there?".into(),
         ConnectionReset | ConnectionAborted | BrokenPipe => {
             "the server reset the connection during the TLS handshake; does it speak TLS there?".into()
@@ -329,17 +333,17 @@ fn about_certificate(problem: &CertificateError) -> String {
     use CertificateError as C;
     match problem {
         C::Expired => "the certificate has expired".into(),
-        C::ExpiredContext { not_after, .. } => format!("the certificate expired on {}", day(*not_after)),
+        C::ExpiredContext { not_after, .. } => format!("the certificate expired on {}", day_text(*not_after)),
         C::NotValidYet => "the certificate is not valid yet; is this machine's clock right?".into(),
         C::NotValidYetContext { not_before, .. } => {
-            format!("the certificate is not valid before {}; is this machine's clock right?", day(*not_before))
+            format!("the certificate is not valid before {}; is this machine's clock right?", day_text(*not_before))
         }
         C::NotValidForName => "the certificate is for another name".into(),
         C::NotValidForNameContext { expected, presented } if presented.is_empty() => {
             format!("the certificate names no host, so it is not for {}", expected.to_str())
         }
         C::NotValidForNameContext { expected, presented } => {
-            format!("the certificate is for {}, not for {}", names(presented), expected.to_str())
+            format!("the certificate is for {}, not for {}", list_names(presented), expected.to_str())
         }
         C::UnknownIssuer => format!("{UNKNOWN_ISSUER}; {WHOLE_CHAIN}"),
         C::Revoked => "the certificate was revoked by its issuer".into(),
@@ -399,14 +403,14 @@ fn about_alert(alert: Alert, asked: CertificateRequested) -> String {
 }
 
 /// Returns the day, as `2026-01-01`.
-fn day(time: UnixTime) -> String {
+fn day_text(time: UnixTime) -> String {
     let second = i64::try_from(time.as_secs()).ok().and_then(|second| jiff::Timestamp::from_second(second).ok());
     second.map_or_else(|| "an impossible day".into(), |moment| moment.strftime("%Y-%m-%d").to_string())
 }
 
 /// Lists names, as `a.example, b.example, c.example and 7 more`.
-fn names(presented: &[String]) -> String {
-    let shown: Vec<&str> = presented.iter().take(NAMES_SHOWN).map(|name| bare(name)).collect();
+fn list_names(presented: &[String]) -> String {
+    let shown: Vec<&str> = presented.iter().take(NAMES_SHOWN).map(|name| bare_name(name)).collect();
     match presented.len().saturating_sub(NAMES_SHOWN) {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
@@ -415,7 +419,7 @@ fn names(presented: &[String]) -> String {
 
 /// Returns the bare name; the verifier writes `DnsName("a.example")` and
 /// `IpAddress(127.0.0.1)`.
-fn bare(name: &str) -> &str {
+fn bare_name(name: &str) -> &str {
     let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
     inner.trim_matches('"')
 }
@@ -487,21 +491,27 @@ mod tests {
 
     #[test]
     fn a_fault_that_the_caller_can_mend_is_told_apart() {
-        let of = |error| fault(&std::io::Error::other(error));
+        let of = |error| tls_fault(&std::io::Error::other(error));
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
         assert_eq!(of(plain), Some(TlsFault::NotTls(NOT_TLS)));
         let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
         assert_eq!(of(unknown), Some(TlsFault::UnknownIssuer(UNKNOWN_ISSUER)));
         assert!(matches!(of(rustls::Error::DecryptError), Some(TlsFault::Other(_))));
-        assert_eq!(fault(&std::io::Error::other("another matter")), None);
+        assert_eq!(tls_fault(&std::io::Error::other("another matter")), None);
     }
 
     #[test]
     fn a_wrong_clock_of_ours_is_not_charged_to_the_receiver() {
         let problem = std::io::Error::other(rustls::Error::FailedToGetCurrentTime);
-        assert_eq!(explain(&problem, CertificateRequested::No).map(|failure| failure.kind), Some(FailureKind::Ours));
+        assert_eq!(
+            tls_failure_of(&problem, CertificateRequested::No).map(|failure| failure.kind),
+            Some(FailureKind::Ours)
+        );
         let problem = std::io::Error::other(rustls::Error::DecryptError);
-        assert_eq!(explain(&problem, CertificateRequested::No).map(|failure| failure.kind), Some(FailureKind::Tls));
-        assert_eq!(explain(&std::io::Error::other("another matter"), CertificateRequested::No), None);
+        assert_eq!(
+            tls_failure_of(&problem, CertificateRequested::No).map(|failure| failure.kind),
+            Some(FailureKind::Tls)
+        );
+        assert_eq!(tls_failure_of(&std::io::Error::other("another matter"), CertificateRequested::No), None);
     }
 }

@@ -6,7 +6,9 @@
 //! though every receiver is well. So while deliveries start late, and more is
 //! accepted than delivered, each accept is held for a moment before it is
 //! written. The moment grows until accepts and deliveries are in step, and
-//! shrinks again afterwards. Only the tenant whose deliveries are late is held.
+//! shrinks again afterwards. Only the tenant whose deliveries are late is held, on
+//! every node: the others are told (`lifecycle/share_accept_delays.rs`), and say how
+//! much they accepted.
 //!
 //! Pure: it is given the time, and how late each start was.
 
@@ -51,20 +53,20 @@ impl AcceptPacing {
         Self { window_began_at: now, accepted: 0, settled: 0, lag: Duration::ZERO, delay: Duration::ZERO }
     }
 
-    /// Counts an accepted delivery.
-    pub fn accepted(&mut self, now: Timestamp) {
+    /// Counts accepted deliveries.
+    pub fn count_accepted(&mut self, deliveries: usize, now: Timestamp) {
         self.pass_time(now);
-        self.accepted += 1;
+        self.accepted = self.accepted.saturating_add(deliveries);
     }
 
     /// Counts a settled delivery.
-    pub fn settled(&mut self, now: Timestamp) {
+    pub fn count_settled(&mut self, now: Timestamp) {
         self.pass_time(now);
         self.settled += 1;
     }
 
     /// Records a start that was this late for want of the node's own speed.
-    pub fn started(&mut self, lag: Duration, now: Timestamp) {
+    pub fn record_start(&mut self, lag: Duration, now: Timestamp) {
         self.pass_time(now);
         self.lag = self.lag.max(lag);
     }
@@ -125,13 +127,13 @@ mod tests {
             while accepted >= 1.0 {
                 accepted -= 1.0;
                 backlog += 1.0;
-                pacing.accepted(now);
+                pacing.count_accepted(1, now);
             }
             while settled >= 1.0 && backlog >= 1.0 {
                 settled -= 1.0;
                 backlog -= 1.0;
-                pacing.started(Duration::from_secs_f64(backlog / delivers / 1_000.0), now);
-                pacing.settled(now);
+                pacing.record_start(Duration::from_secs_f64(backlog / delivers / 1_000.0), now);
+                pacing.count_settled(now);
             }
             if millis % 1_000 == 999 {
                 shown.push((backlog, pacing.delay(now)));
@@ -155,9 +157,9 @@ mod tests {
     fn a_backlog_that_shrinks_holds_nobody() {
         let mut pacing = AcceptPacing::new(at(0));
         for millis in 0..10_000 {
-            pacing.accepted(at(millis));
-            (0..6).for_each(|_| pacing.settled(at(millis)));
-            pacing.started(Duration::from_secs(90), at(millis));
+            pacing.count_accepted(1, at(millis));
+            (0..6).for_each(|_| pacing.count_settled(at(millis)));
+            pacing.record_start(Duration::from_secs(90), at(millis));
         }
         assert_eq!(pacing.delay(at(10_000)), Duration::ZERO);
     }
@@ -166,8 +168,8 @@ mod tests {
     fn what_was_held_is_held_no_longer_once_the_load_has_ended() {
         let mut pacing = AcceptPacing::new(at(0));
         for millis in 0..10_000 {
-            pacing.accepted(at(millis));
-            pacing.started(Duration::from_secs(2), at(millis));
+            pacing.count_accepted(1, at(millis));
+            pacing.record_start(Duration::from_secs(2), at(millis));
         }
         assert_eq!(pacing.delay(at(10_000)), DELAY_MAX, "more is accepted than delivered, whatever the delay");
         assert!(!pacing.is_idle(at(12_000)));

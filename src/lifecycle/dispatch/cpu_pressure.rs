@@ -24,7 +24,13 @@ const OURS_MIN: f64 = 0.30;
 impl CpuPressure {
     /// Whether the processors are overloaded, and this process is a cause.
     pub fn is_overload(&self) -> bool {
-        self.waiting > WAITING_MAX && self.ours > OURS_MIN
+        self.is_scarcity() && self.ours > OURS_MIN
+    }
+
+    /// Whether the processors are overloaded, by whatever: other nodes and the
+    /// database may run on the same ones.
+    pub fn is_scarcity(&self) -> bool {
+        self.waiting > WAITING_MAX
     }
 }
 

@@ -31,6 +31,15 @@ const PER_SECOND_MAX: f64 = 50_000.0;
 const SLOWER: f64 = 0.8;
 /// Factor of the rate without pressure.
 const FASTER: f64 = 1.1;
+/// Part of the time spent waiting above which jobs give way to new events.
+const JOBS_WAITING_MAX: f64 = 0.25;
+/// Part of the processors that this process must use for that: less than for the
+/// throttle, because a database on the same machine may use most of them.
+const JOBS_OURS_MIN: f64 = 0.10;
+/// Part of all starts that jobs then have.
+const JOBS_PART: f64 = 0.08;
+/// Deliveries per second that jobs may release whatever else there is.
+const JOBS_PER_SECOND_MIN: f64 = 250.0;
 
 /// Rate of starts that each tenant may have, adapted to the CPU pressure.
 #[derive(Debug)]
@@ -42,16 +51,24 @@ pub struct CpuThrottle {
     lately: f64,
     /// Highest such rate of the last minutes.
     best: f64,
+    /// Pressure over about a second.
+    pressure: CpuPressure,
 }
 
 impl CpuThrottle {
     /// Creates a throttle that limits nothing.
     pub fn none() -> Self {
-        Self { per_second: PER_SECOND_MAX, starts: 0, lately: 0.0, best: 0.0 }
+        Self {
+            per_second: PER_SECOND_MAX,
+            starts: 0,
+            lately: 0.0,
+            best: 0.0,
+            pressure: CpuPressure { waiting: 0.0, ours: 0.0 },
+        }
     }
 
     /// Counts a start.
-    pub fn started(&mut self) {
+    pub fn count_start(&mut self) {
         self.starts = self.starts.saturating_add(1);
     }
 
@@ -64,12 +81,21 @@ impl CpuThrottle {
         }
         self.lately += (measured - self.lately) * seconds.min(1.0);
         self.best = self.best.max(self.lately);
+        self.pressure.waiting += (pressure.waiting - self.pressure.waiting) * seconds.min(1.0);
+        self.pressure.ours += (pressure.ours - self.pressure.ours) * seconds.min(1.0);
         if pressure.is_overload() {
             let least = (self.best * BEST_PART_MIN / tenants.max(1) as f64).max(PER_SECOND_MIN);
             self.per_second = (self.per_second.min(measured) * SLOWER).max(least);
         } else if pressure.waiting < WAITING_MIN || pressure.ours < OURS_MIN {
             self.per_second = (self.per_second * FASTER).min(PER_SECOND_MAX);
         }
+    }
+
+    /// Returns how many deliveries all jobs together may release per second while the
+    /// processors are overloaded, so that new events keep most of their speed.
+    pub fn jobs_per_second(&self) -> Option<f64> {
+        let is_overload = self.pressure.waiting > JOBS_WAITING_MAX && self.pressure.ours > JOBS_OURS_MIN;
+        is_overload.then(|| (self.lately * JOBS_PART).max(JOBS_PER_SECOND_MIN))
     }
 
     /// Returns the rate of one tenant's starts while it shares the node, if it
@@ -89,7 +115,7 @@ mod tests {
     fn run(throttle: &mut CpuThrottle, intervals: usize, capacity: f64, ours: f64) -> f64 {
         for _ in 0..intervals {
             let wanted = throttle.rate().map_or(PER_SECOND_MAX, |rate| rate.per_second);
-            (0..(wanted.min(capacity) * 0.05) as u32).for_each(|_| throttle.started());
+            (0..(wanted.min(capacity) * 0.05) as u32).for_each(|_| throttle.count_start());
             let waiting = if wanted > capacity { 0.8 } else { 0.05 };
             throttle.observe(CpuPressure { waiting, ours }, 0.05, 1);
         }
@@ -107,12 +133,30 @@ mod tests {
     }
 
     #[test]
+    fn jobs_give_way_while_processors_are_overloaded() {
+        let mut throttle = CpuThrottle::none();
+        assert_eq!(throttle.jobs_per_second(), None);
+        let strained = CpuPressure { waiting: 0.8, ours: 0.3 };
+        let mut run = |pressure, starts| {
+            for _ in 0..100 {
+                (0..starts).for_each(|_| throttle.count_start());
+                throttle.observe(pressure, 0.05, 1);
+            }
+            throttle.jobs_per_second().map(f64::round)
+        };
+        assert_eq!(run(strained, 500), Some(800.0 - 5.0), "8 % of 10,000 a second, nearly, after five seconds");
+        assert_eq!(run(strained, 10), Some(250.0), "whatever others need");
+        assert_eq!(run(CpuPressure { waiting: 0.8, ours: 0.05 }, 10), None, "it is not our work that is too much");
+        assert_eq!(run(CpuPressure { waiting: 0.1, ours: 0.5 }, 500), None);
+    }
+
+    #[test]
     fn a_part_of_the_best_rate_is_left_to_the_tenants_however_strained_the_machine_is() {
         let mut throttle = CpuThrottle::none();
         run(&mut throttle, 200, 10_000.0, 0.2);
         let strained = CpuPressure { waiting: 0.9, ours: 0.6 };
         for _ in 0..100 {
-            (0..100).for_each(|_| throttle.started());
+            (0..100).for_each(|_| throttle.count_start());
             throttle.observe(strained, 0.05, 2);
         }
         let left = throttle.rate().unwrap().per_second;

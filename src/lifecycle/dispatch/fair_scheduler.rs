@@ -174,14 +174,14 @@ impl FairScheduler {
     }
 
     /// Records that the endpoint whose turn it was has started a claim.
-    pub fn started(&mut self, tenant: &TenantId, now: Timestamp) {
+    pub fn record_start(&mut self, tenant: &TenantId, now: Timestamp) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
         share.slots_used += 1;
         // While the throttle is not in force, starts create no debt.
         if share.throttled_rate.is_ready(now) {
             share.throttled_rate.take(now);
         }
-        self.quiet.started(tenant, &mut share.starts, now);
+        self.quiet.record_start(tenant, &mut share.starts, now);
         if let Some(gcra) = &mut share.rate {
             gcra.take(now);
         }
@@ -203,7 +203,7 @@ impl FairScheduler {
     }
 
     /// Changes a tenant's weight and rate.
-    pub fn change(&mut self, tenant: &TenantId, quota: &TenantQuota, now: Timestamp) {
+    pub fn change_quota(&mut self, tenant: &TenantId, quota: &TenantQuota, now: Timestamp) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
         share.weight = quota.weight;
         share.rate = match (share.rate, quota.rate) {
@@ -222,7 +222,7 @@ impl FairScheduler {
     }
 
     /// Puts tenants whose rate allows a start again back into the ring.
-    pub fn wake(&mut self, now: Timestamp) {
+    pub fn wake_ready_tenants(&mut self, now: Timestamp) {
         while let Some((at, _)) = self.paced.first()
             && *at <= now
         {
@@ -234,13 +234,13 @@ impl FairScheduler {
         }
     }
 
-    /// Returns when [`Self::wake`] has something to do.
+    /// Returns when [`Self::wake_ready_tenants`] has something to do.
     pub fn next_wake(&self) -> Option<Timestamp> {
         self.paced.first().map(|(at, _)| *at)
     }
 
     /// Returns the number of tenants with something in line or in flight.
-    pub fn tenants(&self) -> usize {
+    pub fn tenant_count(&self) -> usize {
         self.tenants.len()
     }
 
@@ -250,7 +250,7 @@ impl FairScheduler {
     }
 
     /// Returns when a tenant's rate allows the next start, if it does not now.
-    pub fn rate_until(&self, tenant: &TenantId, now: Timestamp) -> Option<Timestamp> {
+    pub fn rate_ready_at(&self, tenant: &TenantId, now: Timestamp) -> Option<Timestamp> {
         let gcra = self.tenants.get(tenant)?.rate?;
         (!gcra.is_ready(now)).then(|| gcra.ready_at())
     }
@@ -258,7 +258,7 @@ impl FairScheduler {
     /// Whether a tenant's rate holds it back, now or a moment ago.
     pub fn is_at_rate(&self, tenant: &TenantId, now: Timestamp) -> bool {
         let share = self.tenants.get(tenant).filter(|share| share.rate.is_some());
-        share.is_some_and(|share| is_recent(share.rate_waited_at, now)) || self.rate_until(tenant, now).is_some()
+        share.is_some_and(|share| is_recent(share.rate_waited_at, now)) || self.rate_ready_at(tenant, now).is_some()
     }
 
     /// Whether a tenant has to wait because it holds more than its share.
@@ -367,7 +367,7 @@ mod tests {
             let endpoint = self.scheduler.next(self.free, None, at(0), || weights)?;
             let owner = self.owners[&endpoint].clone();
             self.free -= 1;
-            self.scheduler.started(&owner, at(0));
+            self.scheduler.record_start(&owner, at(0));
             self.scheduler.offer(&owner, &self.quotas[&owner], endpoint);
             Some((owner, endpoint))
         }
@@ -431,7 +431,7 @@ mod tests {
     fn a_tenants_rate_makes_it_wait_and_nobody_else() {
         let mut node = Node::new(1_000, &[("slow", 1, 2), ("fast", 1, 1)]);
         let slow = TenantQuota { rate: Some(Rate { per_second: 10.0, burst: 1 }), ..TenantQuota::default() };
-        node.scheduler.change(&tenant("slow"), &slow, at(0));
+        node.scheduler.change_quota(&tenant("slow"), &slow, at(0));
         let mut starts = HashMap::new();
         for _ in 0..100 {
             let (owner, _) = node.start().unwrap();
@@ -439,12 +439,12 @@ mod tests {
         }
         assert_eq!(starts.get("slow"), None, "what was before the change is not known");
         assert_eq!(node.scheduler.next_wake(), Some(at(100)));
-        assert_eq!(node.scheduler.rate_until(&tenant("slow"), at(0)), Some(at(100)));
-        node.scheduler.wake(at(100));
+        assert_eq!(node.scheduler.rate_ready_at(&tenant("slow"), at(0)), Some(at(100)));
+        node.scheduler.wake_ready_tenants(at(100));
         assert!(node.scheduler.next(900, None, at(100), || 2).is_some());
         // Without a rate the tenant starts at once.
-        node.scheduler.change(&tenant("slow"), &TenantQuota::default(), at(0));
-        assert_eq!(node.scheduler.rate_until(&tenant("slow"), at(0)), None);
+        node.scheduler.change_quota(&tenant("slow"), &TenantQuota::default(), at(0));
+        assert_eq!(node.scheduler.rate_ready_at(&tenant("slow"), at(0)), None);
     }
 
     #[test]
@@ -454,10 +454,10 @@ mod tests {
         let mut scheduler = FairScheduler::new(10_000, at(0));
         let starts = |scheduler: &mut FairScheduler, owner: &TenantId, n: u128, now: i64| {
             let mut count = 0;
-            scheduler.wake(at(now));
+            scheduler.wake_ready_tenants(at(now));
             scheduler.offer(owner, &TenantQuota::default(), endpoint(n));
             while count < 100 && scheduler.next(9_000, throttle, at(now), || 2).is_some() {
-                scheduler.started(owner, at(now));
+                scheduler.record_start(owner, at(now));
                 scheduler.offer(owner, &TenantQuota::default(), endpoint(n));
                 count += 1;
             }
@@ -467,12 +467,12 @@ mod tests {
         let system = TenantId::system();
         scheduler.offer(&system, &TenantQuota::default(), endpoint(3));
         while scheduler.next(9_000, throttle, at(0), || 2) != Some(endpoint(3)) {}
-        scheduler.started(&system, at(0));
+        scheduler.record_start(&system, at(0));
         assert_eq!(starts(&mut scheduler, &a, 1, 0), 100, "alone with the gateway's own self-test");
         let mut scheduler = FairScheduler::new(10_000, at(0));
         scheduler.offer(&b, &TenantQuota::default(), endpoint(2));
         assert!(scheduler.next(9_000, throttle, at(0), || 2).is_some());
-        scheduler.started(&b, at(0));
+        scheduler.record_start(&b, at(0));
         let first = starts(&mut scheduler, &a, 1, 0);
         assert!((1..=10).contains(&first), "a burst at most: {first}");
         let later: usize = (1..=1_000).map(|now| starts(&mut scheduler, &a, 1, now)).sum();
@@ -484,7 +484,7 @@ mod tests {
         }
         scheduler.offer(&b, &TenantQuota::default(), endpoint(2));
         while scheduler.next(9_000, throttle, at(70_100), || 2) != Some(endpoint(2)) {}
-        scheduler.started(&b, at(70_100));
+        scheduler.record_start(&b, at(70_100));
         let again: usize = (70_101..70_201).map(|now| starts(&mut scheduler, &a, 1, now)).sum();
         assert!(again >= 80, "{again} in a tenth of a second");
     }
@@ -495,7 +495,7 @@ mod tests {
         let a = tenant("a");
         scheduler.offer(&a, &TenantQuota::default(), endpoint(1));
         assert!(scheduler.next(10, None, at(0), || 1).is_some());
-        scheduler.started(&a, at(0));
+        scheduler.record_start(&a, at(0));
         assert!(scheduler.next(9, None, at(0), || 1).is_none());
         scheduler.slot_freed(&a);
         assert!(scheduler.tenants.is_empty() && scheduler.ring.is_empty());

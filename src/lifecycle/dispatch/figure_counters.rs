@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::WaitingFor;
 use crate::model::event::Event;
-use crate::model::figure_time::{FigureGap, FigureSpan, WINDOW_MS, floor, later};
+use crate::model::figure_time::{FigureGap, FigureSpan, WINDOW_MS, millis_later, span_beginning};
 use crate::model::figures::{CountedEnd, CountedSettlement, HeldMs, WindowFigures};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::id_map::IdMap;
@@ -30,9 +30,9 @@ pub enum HeldBy {
     Breaker,
     /// A pause, or its being disabled.
     Pause,
-    /// Its receiver, which asked for no requests for a while.
+    /// The receiver, which asked for no requests for a while.
     Backpressure,
-    /// Its rate, or that of its tenant.
+    /// The rate of the endpoint or of its tenant.
     Rate,
 }
 
@@ -64,7 +64,7 @@ impl HeldBy {
 pub struct EndpointCounters {
     /// Tenant of the endpoint.
     pub tenant: Option<TenantId>,
-    /// What was counted of it.
+    /// Counts of the scope.
     pub figures: WindowFigures,
 }
 
@@ -91,7 +91,7 @@ pub struct CountedWindow {
 }
 
 impl CountedWindow {
-    fn beginning(at: Timestamp) -> Self {
+    fn beginning_at(at: Timestamp) -> Self {
         Self { at, endpoints: IdMap::default(), tenants: IdMap::default() }
     }
 
@@ -111,7 +111,7 @@ impl CountedWindow {
     }
 }
 
-/// What was counted of a scope.
+/// Builds the counts of a scope.
 impl CountedWindow {
     fn of_scope(&self, scope: &FigureScope) -> StoredFigures {
         let (figures, types, failing) = Default::default();
@@ -151,25 +151,45 @@ pub struct FigureCounters {
     dropped: Option<FigureGap>,
     /// Endpoints that something holds back, since when it was last counted.
     held: IdMap<EndpointId, (TenantId, HeldBy, Timestamp)>,
+    /// Tenants that were forgotten since somebody asked.
+    forgotten: Vec<TenantId>,
 }
 
 impl FigureCounters {
     /// Begins to count at this time.
     pub fn new(now: Timestamp) -> Self {
-        let at = floor(now, WINDOW_MS);
+        let at = span_beginning(now, WINDOW_MS);
         Self {
-            open: CountedWindow::beginning(at),
-            closes_at: later(at, WINDOW_MS),
+            open: CountedWindow::beginning_at(at),
+            closes_at: millis_later(at, WINDOW_MS),
             closed: VecDeque::new(),
             dropped: None,
             held: IdMap::default(),
+            forgotten: Vec::new(),
         }
+    }
+
+    /// Forgets what was counted of a tenant that is gone and not taken yet. Another one may
+    /// get its id.
+    pub fn forget(&mut self, tenant: &TenantId) {
+        for window in self.closed.iter_mut().chain([&mut self.open]) {
+            window.tenants.remove(tenant);
+            window.endpoints.retain(|_, counters| counters.tenant.as_ref() != Some(tenant));
+        }
+        self.held.retain(|_, (of, ..)| of != tenant);
+        self.forgotten.push(tenant.clone());
+    }
+
+    /// Returns the tenants that were forgotten since the last call, for whoever has taken
+    /// windows.
+    pub fn take_forgotten(&mut self) -> Vec<TenantId> {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// Counts events that a producer handed over and that are durable. The
     /// endpoints are those that get the event.
-    pub fn accepted(&mut self, event: &Event, endpoints: &[EndpointId], now: Timestamp) {
-        let window = self.window(now);
+    pub fn count_accepted(&mut self, event: &Event, endpoints: &[EndpointId], now: Timestamp) {
+        let window = self.open_window(now);
         let bytes = event.data.len() as u64;
         let tenant = window.tenant(&event.tenant);
         tenant.accepted += 1;
@@ -182,11 +202,11 @@ impl FigureCounters {
     }
 
     /// Counts what is settled of a delivery of this event.
-    pub fn settled(&mut self, endpoint: EndpointId, event: &Event, counted: &CountedSettlement, now: Timestamp) {
+    pub fn count_settled(&mut self, endpoint: EndpointId, event: &Event, counted: &CountedSettlement, now: Timestamp) {
         if counted.attempt.is_none() && counted.end.is_none() {
             return;
         }
-        let window = self.window(now);
+        let window = self.open_window(now);
         let mut of_type = TypeCounts::default();
         let figures = window.endpoint(endpoint, &event.tenant);
         if let Some(attempt) = &counted.attempt {
@@ -205,19 +225,19 @@ impl FigureCounters {
 
     /// Counts the end of a delivery of which no claim was held, so that its
     /// event is not known.
-    pub fn ended(&mut self, endpoint: EndpointId, tenant: &TenantId, end: &CountedEnd, now: Timestamp) {
-        self.window(now).endpoint(endpoint, tenant).count_end(end);
+    pub fn count_ended(&mut self, endpoint: EndpointId, tenant: &TenantId, end: &CountedEnd, now: Timestamp) {
+        self.open_window(now).endpoint(endpoint, tenant).count_end(end);
     }
 
     /// Counts deliveries of an endpoint that a person cancelled.
-    pub fn cancelled(&mut self, endpoint: EndpointId, tenant: &TenantId, deliveries: u64, now: Timestamp) {
-        self.window(now).endpoint(endpoint, tenant).cancelled += deliveries;
+    pub fn count_cancelled(&mut self, endpoint: EndpointId, tenant: &TenantId, deliveries: u64, now: Timestamp) {
+        self.open_window(now).endpoint(endpoint, tenant).cancelled += deliveries;
     }
 
     /// Notes what holds an endpoint back from now on, if anything.
     pub fn held_by(&mut self, endpoint: EndpointId, tenant: &TenantId, by: Option<HeldBy>, now: Timestamp) {
         // Closes the window first, so that the time before its end is in it.
-        self.window(now);
+        self.open_window(now);
         if let Some((tenant, by, since)) = self.held.remove(&endpoint) {
             let time = Duration::try_from(now.duration_since(since)).unwrap_or_default();
             by.add(&mut self.open.endpoint(endpoint, &tenant).held_ms, time);
@@ -229,42 +249,42 @@ impl FigureCounters {
 
     /// Returns the windows that are over, oldest first, and what was dropped.
     pub fn take_closed(&mut self, now: Timestamp) -> (Vec<CountedWindow>, Option<FigureGap>) {
-        self.window(now);
+        self.open_window(now);
         (std::mem::take(&mut self.closed).into(), self.dropped.take())
     }
 
     /// Returns what was counted in the open window so far, and counts anew.
     pub fn take_open(&mut self, now: Timestamp) -> CountedWindow {
-        self.window(now);
+        self.open_window(now);
         self.count_held_until(now);
-        let next = CountedWindow::beginning(self.open.at);
+        let next = CountedWindow::beginning_at(self.open.at);
         std::mem::replace(&mut self.open, next)
     }
 
     /// Returns what was counted of a scope and not taken yet, oldest window first.
     /// The last is the open window.
     pub fn not_taken(&mut self, scope: &FigureScope, now: Timestamp) -> Vec<StoredFigures> {
-        self.window(now);
+        self.open_window(now);
         self.count_held_until(now);
         self.closed.iter().chain([&self.open]).map(|window| window.of_scope(scope)).collect()
     }
 
     /// Returns the counters of the open window. A window that is over is closed
     /// first.
-    fn window(&mut self, now: Timestamp) -> &mut CountedWindow {
+    fn open_window(&mut self, now: Timestamp) -> &mut CountedWindow {
         if now >= self.closes_at {
-            self.close(now);
+            self.close_window(now);
         }
         &mut self.open
     }
 
-    fn close(&mut self, now: Timestamp) {
+    fn close_window(&mut self, now: Timestamp) {
         // What is held is held over all windows in between; there is more than
         // one only after this process did not run for a while.
         self.count_held_until(self.closes_at);
-        let at = floor(now, WINDOW_MS);
-        let closed = std::mem::replace(&mut self.open, CountedWindow::beginning(at));
-        self.closes_at = later(at, WINDOW_MS);
+        let at = span_beginning(now, WINDOW_MS);
+        let closed = std::mem::replace(&mut self.open, CountedWindow::beginning_at(at));
+        self.closes_at = millis_later(at, WINDOW_MS);
         self.closed.push_back(closed);
         for since in self.held.values_mut() {
             since.2 = at;
@@ -272,7 +292,7 @@ impl FigureCounters {
         if self.closed.len() > CLOSED_MAX
             && let Some(lost) = self.closed.pop_front()
         {
-            let gap = FigureGap { from: lost.at, to: later(lost.at, WINDOW_MS) };
+            let gap = FigureGap { from: lost.at, to: millis_later(lost.at, WINDOW_MS) };
             self.dropped = Some(self.dropped.map_or(gap, |before| FigureGap { from: before.from, to: gap.to }));
         }
     }
@@ -304,7 +324,7 @@ mod tests {
     fn what_happens_at_the_boundary_is_in_the_window_of_its_time() {
         let (mut counters, claim) = (FigureCounters::new(at(0)), claim(b"{}"));
         for second in [0, 299, 300, 900] {
-            counters.settled(claim.endpoint, &claim.event, &ended(DeadCause::Expired), at(second));
+            counters.count_settled(claim.endpoint, &claim.event, &ended(DeadCause::Expired), at(second));
         }
         let (closed, dropped) = counters.take_closed(at(1_200));
         let dead = |window: &CountedWindow| window.endpoints[&claim.endpoint].figures.dead.iter().sum::<u64>();
@@ -317,8 +337,8 @@ mod tests {
     fn what_is_not_taken_is_shown_by_scope_and_stays_counted() {
         let (mut counters, claim) = (FigureCounters::new(at(0)), claim(b"{}"));
         let (tenant, other) = (&claim.event.tenant, EndpointId::mint(at(0), 99));
-        counters.accepted(&claim.event, &[claim.endpoint, other], at(0));
-        counters.settled(claim.endpoint, &claim.event, &ended(DeadCause::Expired), at(310));
+        counters.count_accepted(&claim.event, &[claim.endpoint, other], at(0));
+        counters.count_settled(claim.endpoint, &claim.event, &ended(DeadCause::Expired), at(310));
         counters.held_by(other, tenant, Some(HeldBy::Pause), at(320));
         let scopes = [
             FigureScope::Gateway,
@@ -343,7 +363,7 @@ mod tests {
     fn windows_that_nobody_takes_are_dropped_and_the_gap_is_told() {
         let (mut counters, claim) = (FigureCounters::new(at(0)), claim(b"{}"));
         for window in 0..6 {
-            counters.accepted(&claim.event, &[claim.endpoint], at(300 * window));
+            counters.count_accepted(&claim.event, &[claim.endpoint], at(300 * window));
         }
         let (closed, dropped) = counters.take_closed(at(1_800));
         assert_eq!(closed.iter().map(|window| window.at).collect::<Vec<_>>(), [at(900), at(1_200), at(1_500)]);

@@ -1,37 +1,23 @@
 //! Counts, under the lock of the queues, what figures are made of.
 
+use super::Dispatcher;
 use super::figure_counters::CountedWindow;
-use super::*;
-use crate::model::event::Event;
 use crate::model::figure_time::FigureGap;
 use crate::model::figures::CountedEnd;
+use crate::model::id::{EndpointId, TenantId};
 use crate::store::figures::{FigureScope, StoredFigures};
 
 impl Dispatcher {
-    /// Counts an event that is durable, for the endpoints that get it, and takes
-    /// in its deliveries that may go at once.
-    pub fn admit_new(&self, event: &Event, endpoints: &[EndpointId], claims: Vec<Claim>) {
-        let has_claims = !claims.is_empty();
-        {
-            let (now, mut queues) = (self.now(), self.queues());
-            queues.figures.accepted(event, endpoints, now);
-            self.enqueue_owned(&mut queues, claims, event.accepted_at, now);
-        }
-        if has_claims {
-            self.pump();
-        }
-    }
-
     /// Counts the end of a delivery that was settled without an attempt.
     pub fn count_end(&self, tenant: &TenantId, endpoint: EndpointId, end: &CountedEnd) {
         let now = self.now();
-        self.queues().figures.ended(endpoint, tenant, end, now);
+        self.queues().figures.count_ended(endpoint, tenant, end, now);
     }
 
     /// Counts deliveries that a person cancelled.
     pub fn count_cancelled(&self, tenant: &TenantId, endpoint: EndpointId, deliveries: u64) {
         let now = self.now();
-        self.queues().figures.cancelled(endpoint, tenant, deliveries, now);
+        self.queues().figures.count_cancelled(endpoint, tenant, deliveries, now);
     }
 
     /// Returns the windows that are over, oldest first, and what was dropped
@@ -39,6 +25,16 @@ impl Dispatcher {
     pub fn take_closed_windows(&self) -> (Vec<CountedWindow>, Option<FigureGap>) {
         let now = self.now();
         self.queues().figures.take_closed(now)
+    }
+
+    /// Forgets what was counted of a tenant that is gone, and not written yet.
+    pub fn forget_figures(&self, tenant: &TenantId) {
+        self.queues().figures.forget(tenant);
+    }
+
+    /// Returns the tenants whose figures are to be forgotten by whoever has taken them.
+    pub fn take_forgotten_figures(&self) -> Vec<TenantId> {
+        self.queues().figures.take_forgotten()
     }
 
     /// Returns what was counted in the window that is open, and counts anew.

@@ -31,7 +31,7 @@ pub struct EndpointGate {
     pub rate: Rate,
     /// End of the break that the receiver asked for. Only urgent deliveries
     /// start before it.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// Settings of the endpoint's breaker.
     pub breaker: BreakerSettings,
     /// Health of the endpoint as it is stored.
@@ -63,7 +63,7 @@ impl EndpointGate {
             state: endpoint.status.state,
             cap: endpoint.max_in_flight() as usize,
             rate: endpoint.rate(),
-            quiet_until: endpoint.quiet_until,
+            backpressure_until: endpoint.backpressure_until,
             breaker: endpoint.settings.breaker,
             health: endpoint.health.clone(),
             created_at: endpoint.created_at,

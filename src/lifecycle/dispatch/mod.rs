@@ -13,26 +13,27 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use self::catch_panic::catch_panic;
 use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
 use self::gate::{EndpointGate, LeaseTerms};
 use self::limits::NodeLimits;
 use self::observe::{is_backpressure, log_endpoint_update};
 use self::queues::EndpointQueues;
 use self::shard_ownership::ShardOwnership;
+use super::catch_panic::catch_panic;
 use super::deliver::attempt::{AttemptResult, ClaimResult, attempt};
-use super::deliver::lease_guard::{left, needed};
+use super::deliver::lease_guard::{time_left, time_needed};
 use super::deliver::settle::{ClaimEnd, put_back_after_internal_error, settle};
 use super::deliver::{DeliveryContext, PUT_BACK_SECONDS};
 use crate::metrics::WaitReason;
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
+use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::shard::{Lease, Shard};
-use crate::model::tenant::TenantQuota;
+use crate::model::shard::Lease;
 use crate::store::{Claim, ClaimOutcome, DueQuery, EndpointUpdate, Error, SettleEffects};
 
 pub mod accept_pacing;
-mod catch_panic;
+mod arrivals;
+pub mod arrived_reads;
 pub mod cpu_pressure;
 pub mod cpu_throttle;
 pub mod fair_scheduler;
@@ -97,7 +98,8 @@ impl Dispatcher {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Learns from the store what is waiting, then keeps time until stopped.
+    /// Learns from the store what is waiting, then pumps whenever something may start,
+    /// until stopped.
     /// One of many nodes learns what is waiting with every shard it gains.
     pub async fn run(&self) -> crate::store::Result<()> {
         if self.shared.is_alone {
@@ -108,7 +110,10 @@ impl Dispatcher {
         let mut lease_at = None;
         loop {
             let woken = self.shared.wake.notified();
-            self.try_lease(&mut lease_at);
+            let now = self.now();
+            self.retry_lease(lease_at, now);
+            self.pump();
+            lease_at = self.next_lease_retry(lease_at, now);
             let next = self.queues().next_wake();
             match next.into_iter().chain(lease_at).min() {
                 Some(at) => tokio::select! {
@@ -117,6 +122,20 @@ impl Dispatcher {
                 },
                 None => woken.await,
             }
+        }
+    }
+
+    /// Counts an event that is durable, for the endpoints that get it, and takes
+    /// in its deliveries that may go at once.
+    pub fn admit_new(&self, event: &Event, endpoints: &[EndpointId], claims: Vec<Claim>) {
+        let has_claims = !claims.is_empty();
+        {
+            let (now, mut queues) = (self.now(), self.queues());
+            queues.figures.count_accepted(event, endpoints, now);
+            self.enqueue_owned(&mut queues, claims, event.accepted_at, now);
+        }
+        if has_claims {
+            self.pump();
         }
     }
 
@@ -144,7 +163,7 @@ impl Dispatcher {
         }
     }
 
-    /// Something of an endpoint is due in the store at this time.
+    /// Records that the store has something due for an endpoint at this time.
     pub fn due_in_store(&self, endpoint: EndpointId, due_at: Timestamp) {
         {
             let mut queues = self.queues();
@@ -250,8 +269,8 @@ impl Dispatcher {
         let quota = self.quota_here(&endpoint.tenant, store.tenant(&endpoint.tenant)?.quota);
         let host = self.shared.limits.per_host.and_then(|_| host_of(&endpoint.settings.url));
         let lease = store.lease(&endpoint.tenant, endpoint.id);
-        let since = self.ownership().since(lease.shard);
-        let needed = needed(endpoint.timeout().total.0, store.lease_length());
+        let since = self.ownership().gained_at(lease.shard);
+        let needed = time_needed(endpoint.timeout().total.0, store.lease_length());
         Some(EndpointGate::of(&endpoint, quota, host, LeaseTerms { lease, since, needed }))
     }
 
@@ -260,7 +279,7 @@ impl Dispatcher {
         let now = self.now();
         let (claims, asks) = {
             let store = &self.shared.context.store;
-            let lease_left = left(store.leased_until());
+            let lease_left = time_left(store.leased_until());
             let mut queues = self.queues();
             if let Some((pressure, seconds)) = self.pressure() {
                 queues.cpu_pressure(pressure, seconds);
@@ -273,8 +292,8 @@ impl Dispatcher {
             let asks: Vec<_> = asks.into_iter().filter_map(|ask| Some((queues.lease(ask.endpoint)?, ask))).collect();
             let waits = queues.take_waits();
             let metrics = self.shared.context.notifier.metrics();
-            metrics.waited(WaitReason::Rate, waits.rate);
-            metrics.waited(WaitReason::Share, waits.share);
+            metrics.count_waits(WaitReason::Rate, waits.rate);
+            metrics.count_waits(WaitReason::Share, waits.share);
             let waits_for_lease = queues.waits_for_lease() && !waited_for_lease;
             if queues.set_timer() || waits_for_lease {
                 self.shared.wake.notify_one();
@@ -286,7 +305,7 @@ impl Dispatcher {
             tokio::spawn(Box::pin(self.clone().run_claim(claim, lease)));
         }
         for (lease, ask) in asks {
-            tokio::spawn(self.clone().read(lease, ask));
+            tokio::spawn(self.clone().read_due(lease, ask));
         }
     }
 
@@ -329,7 +348,7 @@ impl Dispatcher {
         settle(context, claim, lease, outcome).await
     }
 
-    async fn read(self, lease: Lease, ask: DueQuery) {
+    async fn read_due(self, lease: Lease, ask: DueQuery) {
         let endpoint = ask.endpoint;
         let store = &self.shared.context.store;
         let page = match store.any_endpoint(endpoint) {
@@ -337,12 +356,12 @@ impl Dispatcher {
             Some(_) => store.read_due(lease, ask).await,
         };
         let delay = if self.shared.is_alone { PUT_BACK_SECONDS } else { READ_AGAIN_SECONDS };
-        let again_at = after(self.now(), self.shared.context.drawn_from(delay));
+        let again_at = time_after(self.now(), self.shared.context.drawn_from(delay));
         let now = self.now();
         {
             let mut queues = self.queues();
             match page {
-                _ if queues.lease(endpoint) != Some(lease) => queues.read_is_void(endpoint, now),
+                _ if queues.lease(endpoint) != Some(lease) => queues.discard_read(endpoint, now),
                 Ok(page) => {
                     let has_more = page.next_due.is_some_and(|due_at| due_at <= now);
                     let waiting = store.waiting(Some(endpoint)).filter(|_| has_more).unwrap_or(0);
@@ -364,7 +383,7 @@ impl Dispatcher {
     }
 
     fn put_back_at(&self) -> Timestamp {
-        after(self.now(), self.shared.context.put_back_delay())
+        time_after(self.now(), self.shared.context.put_back_delay())
     }
 }
 
@@ -417,7 +436,7 @@ impl InFlightGuard {
         {
             let now = dispatcher.now();
             let mut queues = dispatcher.queues();
-            queues.figures.settled(claim.endpoint, &claim.event, &counted, now);
+            queues.figures.count_settled(claim.endpoint, &claim.event, &counted, now);
             queues.settled(&claim, settled.due_again_at, now);
             if self.is_backpressure_pending {
                 queues.backpressure_written(claim.endpoint);

@@ -17,7 +17,7 @@ use crate::store::{Claim, EndpointUpdate};
 /// Whether an update holds deliveries back. Then
 /// [`super::queues::EndpointQueues::backpressure_written`] has to follow it.
 pub fn is_backpressure(update: &EndpointUpdate) -> bool {
-    update.quiet_until.is_some() || update.is_stop()
+    update.backpressure_until.is_some() || update.is_stop()
 }
 
 /// Applies the result of an attempt to the endpoint's breaker; returns what is
@@ -36,7 +36,7 @@ pub fn observe(
         endpoint_events.retain(|event| EndpointState::stopped_by(event).is_none());
         endpoint_events.push(EndpointEvent::Disabled(cause));
     }
-    let mut update = EndpointUpdate { quiet_until: result.quiet_until, health: None, endpoint_events };
+    let mut update = EndpointUpdate { backpressure_until: result.backpressure_until, health: None, endpoint_events };
     if update.is_stop() {
         queue.breaker.note_trouble(now);
     }
@@ -51,20 +51,28 @@ pub fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
     let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
     for endpoint_event in &update.endpoint_events {
         let (what, by) = (endpoint_event.kind().as_str(), endpoint_event.by().as_str());
-        let reason = endpoint_event.reason().unwrap_or_else(|| "it delivers again".to_owned());
-        match endpoint_event {
-            EndpointEvent::Paused(_) | EndpointEvent::Disabled(_) | EndpointEvent::BreakerOpened { .. } => {
-                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; its deliveries are held");
-            }
-            EndpointEvent::Resumed { .. }
-            | EndpointEvent::ProbeFailed { .. }
-            | EndpointEvent::BreakerClosed(_)
-            | EndpointEvent::Recovered => {
-                info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}");
-            }
+        let (happened, is_held) = describe_event(endpoint_event);
+        let reason = endpoint_event.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+        if is_held {
+            warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {endpoint}: {happened}{reason}; its deliveries are held");
+        } else {
+            info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {endpoint}: {happened}{reason}");
         }
     }
-    if let Some(at) = update.quiet_until {
-        info!(endpoint.id = %endpoint, tenant.id = %tenant, "deliveries to the endpoint wait until {at}, as its receiver asked with Retry-After");
+    if let Some(at) = update.backpressure_until {
+        info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint {endpoint}: its deliveries wait until {at}, as its receiver asked with Retry-After");
+    }
+}
+
+/// Says what happened to an endpoint, and whether its deliveries are held from now on.
+fn describe_event(event: &EndpointEvent) -> (&'static str, bool) {
+    match event {
+        EndpointEvent::Paused(_) => ("it is paused", true),
+        EndpointEvent::Disabled(_) => ("it is disabled", true),
+        EndpointEvent::BreakerOpened { .. } => ("its breaker opened", true),
+        EndpointEvent::Resumed { .. } => ("it is resumed", false),
+        EndpointEvent::ProbeFailed { .. } => ("a probe failed", false),
+        EndpointEvent::BreakerClosed(_) => ("its breaker closed", false),
+        EndpointEvent::Recovered => ("it delivers again", false),
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::arrived_reads::ArrivedReads;
 use super::figure_counters::HeldBy;
 use super::gate::EndpointGate;
 use super::receiver_speed::ReceiverSpeed;
@@ -23,6 +24,9 @@ use crate::model::id_map::{IdMap, IdSet};
 use crate::model::rate::Gcra;
 use crate::store::Claim;
 
+/// Most deliveries that one read brings in. A page costs the store a search that does
+/// not depend on its length.
+const PAGE_MAX: usize = 512;
 /// Milliseconds for which an endpoint counts as held by its rate after it had
 /// to wait for it.
 const RECENT_MS: i64 = 1_000;
@@ -59,12 +63,20 @@ pub struct EndpointQueue {
     pub busy_lanes: IdMap<Arc<str>, VecDeque<Claim>>,
     /// Earliest due time of deliveries that are in the store only.
     pub stored_due: Option<Timestamp>,
+    /// Whether the delivery that is due then may have been changed meanwhile.
+    pub is_stored_due_unsure: bool,
     /// Time at which the store may have a due delivery that a person asked for.
     pub urgent_due: Option<Timestamp>,
     /// Whether a read of the store for this endpoint is running.
     pub is_reading: bool,
     /// Time up to which the store was read last, or is being read.
     pub read_until: Timestamp,
+    /// Whether the page before the one that was read last, or is being read, was
+    /// used up within a moment.
+    pub is_page_short_lived: bool,
+    /// Whether much is due in the store and starts as fast as it is read, so that
+    /// pages are large.
+    pub is_draining: bool,
     /// Earliest due time of what is being read or could not be read. It is
     /// used only to report lag.
     pub reading_due: Option<Timestamp>,
@@ -82,6 +94,8 @@ pub struct EndpointQueue {
     /// Deliveries changed during the running read; its result does not count
     /// for them.
     pub changed_during_read: IdSet<DeliveryId>,
+    /// Reads of what other nodes accepted.
+    pub arrived: ArrivedReads,
     /// Position of the queue in line.
     pub position: QueuePosition,
     /// Time at which the queue is rescheduled next.
@@ -128,7 +142,7 @@ pub struct PendingBackpressure {
     /// Number of answers with backpressure that are being stored.
     pub pending: usize,
     /// Latest end of the breaks that were asked for.
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     /// Whether an answer pauses or disables the endpoint.
     pub is_stopped: bool,
 }
@@ -151,9 +165,12 @@ impl EndpointQueue {
             unanswered: 0,
             busy_lanes: IdMap::default(),
             stored_due: None,
+            is_stored_due_unsure: false,
             urgent_due: None,
             is_reading: false,
             read_until: Timestamp::MIN,
+            is_page_short_lived: false,
+            is_draining: false,
             reading_due: None,
             was_blocked: false,
             free_since: Timestamp::MIN,
@@ -161,6 +178,7 @@ impl EndpointQueue {
             held_by: None,
             speed: ReceiverSpeed::unknown(),
             changed_during_read: IdSet::default(),
+            arrived: ArrivedReads::default(),
             position: QueuePosition::Out,
             wake: None,
             owner: QueueOwner::ThisNode,
@@ -185,14 +203,14 @@ impl EndpointQueue {
         let Some(gained_at) = self.gained_at.take() else { return };
         let is_fresh = now.as_millisecond().saturating_sub(gained_at.as_millisecond()) <= GAINED_MS;
         if is_fresh && due > GAINED_DUE_CAPS * self.gate.cap {
-            self.breaker.health = self.breaker.health.gained(now);
+            self.breaker.health = self.breaker.health.after_take_over(now);
             self.adjust_rate(now);
         }
     }
 
     /// Returns the number of deliveries that one read brings in at most.
     pub fn read_size(&self) -> usize {
-        (self.gate.cap * 2).clamp(32, 512)
+        if self.is_draining { PAGE_MAX } else { (self.gate.cap * 2).clamp(32, PAGE_MAX) }
     }
 
     /// Whether the gate and the breaker let this claim start now.
@@ -211,7 +229,7 @@ impl EndpointQueue {
     fn conditions(&self, capacity: Capacity) -> EndpointConditions<'_> {
         EndpointConditions {
             state: self.gate.state,
-            quiet_until: self.gate.quiet_until,
+            backpressure_until: self.gate.backpressure_until,
             health: &self.breaker.health,
             capacity,
         }
@@ -230,13 +248,13 @@ impl EndpointQueue {
     }
 
     /// Returns the time before which only urgent deliveries start.
-    pub fn quiet_until(&self) -> Option<Timestamp> {
-        self.gate.quiet_until.max(self.breaker.health.open_until())
+    pub fn only_urgent_until(&self) -> Option<Timestamp> {
+        self.gate.backpressure_until.max(self.breaker.health.open_until())
     }
 
     /// Whether only urgent deliveries may start now.
     pub fn is_backing_off(&self, now: Timestamp) -> bool {
-        self.quiet_until().is_some_and(|until| until > now)
+        self.only_urgent_until().is_some_and(|until| until > now)
     }
 
     /// Whether a claim is ready and the cap has room for it, apart from the rate.
@@ -246,7 +264,7 @@ impl EndpointQueue {
 
     /// Whether the cap is reached, as the breaker narrows it.
     pub fn is_full(&self, now: Timestamp) -> bool {
-        self.sending >= self.breaker.health.width(self.gate.cap, now)
+        self.sending >= self.breaker.health.open_requests_limit(self.gate.cap, now)
     }
 
     /// Sets the rate that the endpoint's health allows now.
@@ -254,16 +272,17 @@ impl EndpointQueue {
         self.rate.change(self.breaker.health.rate(self.gate.rate, self.gate.cap, now), now);
     }
 
-    /// Whether so few claims are ready that the next read is due.
+    /// Whether so few claims are ready that the next read is due. While the queue
+    /// drains, the rest of a page lasts as long as a read takes.
     fn is_low(&self) -> bool {
-        self.ready.len() < self.read_size() / 4
+        self.ready.len() < self.read_size() / if self.is_draining { 2 } else { 4 }
     }
 
     /// Whether the queue has nothing to do and no state worth keeping.
     pub fn is_idle(&self, now: Timestamp) -> bool {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.position == QueuePosition::Out;
-        let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
+        let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed && self.arrived.due.is_none();
         // The state of rate and breaker matters only to the owner.
         is_idle && (self.owner == QueueOwner::AnotherNode || self.is_untroubled(now))
     }
@@ -273,14 +292,20 @@ impl EndpointQueue {
     }
 
     /// Returns when to read from the store: for due deliveries not before the
-    /// end of the receiver's break; for urgent ones at any time.
+    /// end of the receiver's break; for urgent ones at any time. While nothing is sent,
+    /// it is read only to learn whether the pause still holds anything back.
     pub fn read_at(&self) -> Option<Timestamp> {
-        let is_dispatched = self.gate.state == EndpointState::Active && self.owner != QueueOwner::AnotherNode;
-        if !is_dispatched || self.is_reading || !self.is_low() {
+        if self.owner == QueueOwner::AnotherNode || self.is_reading {
             return None;
         }
-        let quiet_until = self.quiet_until().unwrap_or(Timestamp::MIN);
-        let all = self.stored_due.map(|due_at| due_at.max(quiet_until));
+        if self.gate.state != EndpointState::Active {
+            return self.stored_due.filter(|_| self.is_stored_due_unsure);
+        }
+        if !self.is_low() {
+            return None;
+        }
+        let only_urgent_until = self.only_urgent_until().unwrap_or(Timestamp::MIN);
+        let all = self.stored_due.map(|due_at| due_at.max(only_urgent_until));
         all.into_iter().chain(self.urgent_due).min()
     }
 
@@ -295,8 +320,9 @@ impl EndpointQueue {
     /// Returns the due time of the oldest due delivery that has not started, in
     /// memory, in the store or being read.
     fn oldest_due(&self, now: Timestamp) -> Option<Timestamp> {
-        let ready = self.ready.front().map(|claim| claim.due_at);
-        ready.into_iter().chain(self.stored_due).chain(self.reading_due).min().filter(|due_at| *due_at <= now)
+        let ready = self.ready.front().map(|claim| claim.due_at).into_iter();
+        let read = [self.stored_due, self.reading_due, self.arrived.due].into_iter().flatten();
+        ready.chain(read).min().filter(|due_at| *due_at <= now)
     }
 
     /// Returns since when its oldest delivery has waited, and what holds it
@@ -308,8 +334,8 @@ impl EndpointQueue {
         if blocker.is_some() {
             return Some((due_at, blocker));
         }
-        let quiet_until = self.gate.quiet_until.unwrap_or(due_at);
-        Some((due_at.max(self.free_since).max(quiet_until), None))
+        let backpressure_until = self.gate.backpressure_until.unwrap_or(due_at);
+        Some((due_at.max(self.free_since).max(backpressure_until), None))
     }
 
     /// Returns how late a claim starts for want of this node's own speed. What
@@ -345,9 +371,26 @@ impl EndpointQueue {
     /// Begins a read of what is due in the store now.
     pub fn begin_read(&mut self, now: Timestamp) {
         self.is_reading = true;
+        self.is_page_short_lived = is_recent(self.read_until, now);
         self.read_until = now;
         self.reading_due = self.reading_due.into_iter().chain(self.stored_due.take()).min();
+        self.is_stored_due_unsure = false;
         self.urgent_due = None;
+    }
+
+    /// Notes that a delivery was settled or changed: what a running read brings of it
+    /// does not count.
+    pub fn note_change(&mut self, id: DeliveryId) {
+        if self.is_reading {
+            self.changed_during_read.insert(id);
+        }
+        self.arrived.note_change(id);
+    }
+
+    /// Whether what other nodes accepted is read by its number: it may start, and
+    /// nothing that has waited for longer is in the store.
+    pub fn takes_arrived(&self, now: Timestamp) -> bool {
+        self.stored_due.is_none_or(|due_at| due_at > now) && self.lets_start(false, now)
     }
 
     /// Whether only its rate holds the queue back.
@@ -418,6 +461,7 @@ impl EndpointQueue {
     /// Removes a delivery that has not started; returns its claim if it was in
     /// memory.
     pub fn take_out(&mut self, id: DeliveryId) -> Option<Claim> {
+        self.is_stored_due_unsure = true;
         if self.in_flight.contains(&id) || !self.known.remove(&id) {
             return None;
         }

@@ -6,14 +6,15 @@
 //! which the store has more. The backlog stays in the store.
 //!
 //! Invariant: every delivery that may start is either known here (ready, parked
-//! or in flight) or due in the store at `stored_due` or later.
+//! or in flight), being read by its number, or due in the store at `stored_due` or
+//! later.
 //!
 //! An endpoint is in at most one line at a time. Whatever may change that (an
 //! answer, a free place of its rate, a resume, a read) ends in `reschedule`,
 //! which offers the endpoint to its tenant's line again or plans when to look
 //! at it next.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ use crate::store::{Claim, EndpointUpdate};
 /// Most fresh deliveries that one endpoint keeps in memory. Reading one from
 /// the store costs more than keeping it, and all endpoints together are bounded
 /// by bytes.
-const READY_MAX: usize = 8_192;
+const READY_MAX: usize = 32_768;
 /// Most bytes that ready claims of all endpoints together take.
 const READY_BYTES_MAX: usize = 32 * 1_024 * 1_024;
 /// Bytes that a claim takes besides its data.
@@ -62,8 +63,10 @@ pub struct EndpointQueues {
     cpu_throttle: CpuThrottle,
     /// How long the accepts of each busy tenant are held.
     accept_pacing: IdMap<TenantId, AcceptPacing>,
-    /// Whether the processors are overloaded, and by this process.
-    is_overloaded: bool,
+    /// How long other nodes want accepts to be held.
+    delays_elsewhere: HashMap<TenantId, Duration>,
+    /// Whether the processors are overloaded.
+    is_short_of_cpu: bool,
     /// Endpoints that wait until slots are not scarce any more; see
     /// [`QueuePosition::AwaitingAnswer`].
     awaiting_answer: VecDeque<EndpointId>,
@@ -99,7 +102,8 @@ impl EndpointQueues {
             scheduler: FairScheduler::new(limits.slots, began_at),
             cpu_throttle: CpuThrottle::none(),
             accept_pacing: IdMap::default(),
-            is_overloaded: false,
+            delays_elsewhere: HashMap::new(),
+            is_short_of_cpu: false,
             awaiting_answer: VecDeque::new(),
             hosts: IdMap::default(),
             wakes: BTreeSet::new(),
@@ -148,7 +152,7 @@ impl EndpointQueues {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
         if claim.progress.attempts == 0 {
-            self.pacing(&claim.event.tenant, now).accepted(now);
+            self.pacing(&claim.event.tenant, now).count_accepted(1, now);
         }
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let waits_in_store = !queue.may_start(&claim, now)
@@ -188,7 +192,7 @@ impl EndpointQueues {
         if let Some(result) = result {
             if result.is_answer {
                 queue.unanswered = 0;
-                queue.speed.answered(result.breaker_input.started_at, now);
+                queue.speed.record_answer(result.breaker_input.started_at, now);
             }
             update = observe(queue, result, quarantine, now);
         }
@@ -201,7 +205,8 @@ impl EndpointQueues {
         }
         if is_backpressure(&update) {
             queue.pending_backpressure.pending += 1;
-            queue.pending_backpressure.quiet_until = queue.pending_backpressure.quiet_until.max(update.quiet_until);
+            queue.pending_backpressure.backpressure_until =
+                queue.pending_backpressure.backpressure_until.max(update.backpressure_until);
             queue.pending_backpressure.is_stopped |= update.is_stop();
         }
         if !update.is_empty() {
@@ -227,13 +232,11 @@ impl EndpointQueues {
         self.slots_free += 1;
         self.flight_bytes -= cost(claim);
         self.scheduler.slot_freed(&claim.event.tenant);
-        self.pacing(&claim.event.tenant, now).settled(now);
+        self.pacing(&claim.event.tenant, now).count_settled(now);
         let Some(queue) = self.endpoints.get_mut(&claim.endpoint) else { return };
         queue.known.remove(&claim.id);
         queue.in_flight.remove(&claim.id);
-        if queue.is_reading {
-            queue.changed_during_read.insert(claim.id);
-        }
+        queue.note_change(claim.id);
         if let Some(lane) = &claim.lane
             && let Some(parked) = queue.busy_lanes.remove(lane)
         {
@@ -245,7 +248,7 @@ impl EndpointQueues {
             queue.stored_due_at(due_at);
             // The delivery may be urgent: it was when it started, or a person
             // asked for it while it was in flight.
-            if claim.is_urgent || queue.quiet_until().is_some() {
+            if claim.is_urgent || queue.only_urgent_until().is_some() {
                 queue.urgent_due_at(due_at);
             }
         }
@@ -264,9 +267,7 @@ impl EndpointQueues {
     ) {
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let removed = queue.take_out(id);
-        if queue.is_reading {
-            queue.changed_during_read.insert(id);
-        }
+        queue.note_change(id);
         if let Some(due_at) = due_at {
             queue.stored_due_at(due_at);
             queue.urgent_due_at(due_at);
@@ -304,7 +305,7 @@ impl EndpointQueues {
 
     /// Changes the quota of a tenant.
     pub fn change_quota(&mut self, tenant: &TenantId, quota: TenantQuota, now: Timestamp) {
-        self.scheduler.change(tenant, &quota, now);
+        self.scheduler.change_quota(tenant, &quota, now);
         for queue in self.endpoints.values_mut().filter(|queue| queue.gate.tenant == *tenant) {
             queue.gate.quota = quota;
         }
@@ -334,14 +335,38 @@ impl EndpointQueues {
 
     /// Reports the CPU pressure of the last seconds to the throttle.
     pub fn cpu_pressure(&mut self, pressure: CpuPressure, seconds: f64) {
-        self.is_overloaded = pressure.is_overload();
-        self.cpu_throttle.observe(pressure, seconds, self.scheduler.tenants());
+        self.is_short_of_cpu = pressure.is_scarcity();
+        self.cpu_throttle.observe(pressure, seconds, self.scheduler.tenant_count());
+    }
+
+    /// Returns how many deliveries all jobs may release per second, if the processors are
+    /// overloaded.
+    pub fn jobs_per_second(&self) -> Option<f64> {
+        self.cpu_throttle.jobs_per_second()
     }
 
     /// Returns how long an accept of a tenant is to be held, because its
-    /// deliveries lag for want of this node's own speed.
+    /// deliveries lag for want of speed of this node or another one.
     pub fn accept_delay(&mut self, tenant: &TenantId, now: Timestamp) -> Duration {
-        self.accept_pacing.get_mut(tenant).map_or(Duration::ZERO, |pacing| pacing.delay(now))
+        let here = self.accept_pacing.get_mut(tenant).map_or(Duration::ZERO, |pacing| pacing.delay(now));
+        let elsewhere = self.delays_elsewhere.get(tenant).copied().unwrap_or_default();
+        here.max(elsewhere)
+    }
+
+    /// Returns for how long this node holds accepts, by tenant.
+    pub fn accept_delays(&mut self, now: Timestamp) -> Vec<(TenantId, Duration)> {
+        let delays = self.accept_pacing.iter_mut().map(|(tenant, pacing)| (tenant.clone(), pacing.delay(now)));
+        delays.filter(|(_, delay)| !delay.is_zero()).collect()
+    }
+
+    /// Holds accepts for as long as other nodes do.
+    pub fn delay_accepts(&mut self, delays: HashMap<TenantId, Duration>) {
+        self.delays_elsewhere = delays;
+    }
+
+    /// Counts deliveries that other nodes accepted for endpoints of this one.
+    pub fn accepted_elsewhere(&mut self, tenant: &TenantId, count: u64, now: Timestamp) {
+        self.pacing(tenant, now).count_accepted(usize::try_from(count).unwrap_or(usize::MAX), now);
     }
 
     fn pacing(&mut self, tenant: &TenantId, now: Timestamp) -> &mut AcceptPacing {
@@ -410,7 +435,8 @@ impl EndpointQueues {
     /// Applies the gate and the backpressure that is not stored yet.
     fn apply_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.gate.quiet_until = queue.gate.quiet_until.max(queue.pending_backpressure.quiet_until);
+        queue.gate.backpressure_until =
+            queue.gate.backpressure_until.max(queue.pending_backpressure.backpressure_until);
         if queue.pending_backpressure.is_stopped && queue.gate.state == EndpointState::Active {
             queue.gate.state = EndpointState::Paused;
         }
@@ -458,11 +484,12 @@ fn cost(claim: &Claim) -> usize {
     claim.event.data.len() + CLAIM_BYTES
 }
 
+mod arrived;
 mod hosts;
 #[cfg(test)]
 mod lag_tests;
 mod read;
-mod shard_moves;
+mod shards;
 mod start;
 mod status;
 #[cfg(test)]

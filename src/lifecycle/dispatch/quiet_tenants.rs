@@ -26,7 +26,7 @@ pub struct StartCount {
 }
 
 impl StartCount {
-    fn started(&mut self, now: Timestamp) {
+    fn record_start(&mut self, now: Timestamp) {
         let passed = now.as_second() - self.second;
         if passed != 0 {
             self.starts_before = if passed == 1 { self.starts } else { 0 };
@@ -48,8 +48,8 @@ pub struct QuietTenants {
 
 impl QuietTenants {
     /// Records a start of a tenant, and counts it.
-    pub fn started(&mut self, tenant: &TenantId, count: &mut StartCount, now: Timestamp) {
-        count.started(now);
+    pub fn record_start(&mut self, tenant: &TenantId, count: &mut StartCount, now: Timestamp) {
+        count.record_start(now);
         // Nobody is slowed down for the gateway's own events, such as self-tests.
         if tenant.is_system() {
             return;
@@ -89,23 +89,23 @@ mod tests {
         let (a, b): (TenantId, TenantId) = ("a".parse().unwrap(), "b".parse().unwrap());
         let (mut quiet, mut starts_a, mut starts_b) =
             (QuietTenants::default(), StartCount::default(), StartCount::default());
-        quiet.started(&TenantId::system(), &mut StartCount::default(), at(0));
+        quiet.record_start(&TenantId::system(), &mut StartCount::default(), at(0));
         assert!(!quiet.is_another_quiet_tenant_active(&a, at(0)), "the gateway's own tenant is not counted");
-        quiet.started(&a, &mut starts_a, at(0));
-        quiet.started(&b, &mut starts_b, at(0));
+        quiet.record_start(&a, &mut starts_a, at(0));
+        quiet.record_start(&b, &mut starts_b, at(0));
         assert!(
             quiet.is_another_quiet_tenant_active(&a, at(59_999))
                 && quiet.is_another_quiet_tenant_active(&b, at(59_999))
         );
         assert!(!quiet.is_another_quiet_tenant_active(&a, at(60_000)));
         for _ in 1..LOUD_STARTS {
-            quiet.started(&a, &mut starts_a, at(500));
+            quiet.record_start(&a, &mut starts_a, at(500));
         }
         assert!(!quiet.is_another_quiet_tenant_active(&b, at(500)), "a is loud");
         assert!(quiet.is_another_quiet_tenant_active(&a, at(500)), "b is not");
-        quiet.started(&a, &mut starts_a, at(1_000));
+        quiet.record_start(&a, &mut starts_a, at(1_000));
         assert!(!quiet.is_another_quiet_tenant_active(&b, at(1_000)), "it was loud a second ago");
-        quiet.started(&a, &mut starts_a, at(3_000));
+        quiet.record_start(&a, &mut starts_a, at(3_000));
         assert!(quiet.is_another_quiet_tenant_active(&b, at(3_000)), "it is quiet again");
     }
 }

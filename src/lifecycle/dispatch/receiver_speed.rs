@@ -27,7 +27,7 @@ impl ReceiverSpeed {
     }
 
     /// Records an answer to a request that was started at this time.
-    pub fn answered(&mut self, started_at: Timestamp, now: Timestamp) {
+    pub fn record_answer(&mut self, started_at: Timestamp, now: Timestamp) {
         let passed = now.duration_since(self.window_began_at).unsigned_abs();
         if passed >= WINDOW {
             let is_known = self.answers > 0 && passed < WINDOW * 2;
@@ -58,7 +58,7 @@ mod tests {
     fn speed(fastest: i64, per_ms: u32) -> ReceiverSpeed {
         let mut speed = ReceiverSpeed::unknown();
         for millis in 0..1_200 {
-            (0..per_ms).for_each(|n| speed.answered(at(millis - fastest - i64::from(n % 4)), at(millis)));
+            (0..per_ms).for_each(|n| speed.record_answer(at(millis - fastest - i64::from(n % 4)), at(millis)));
         }
         speed
     }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn what_was_measured_long_ago_does_not_count() {
         let mut speed = speed(2, 10);
-        speed.answered(at(60_000), at(60_002));
+        speed.record_answer(at(60_000), at(60_002));
         assert!(!speed.could_take_more(64));
     }
 }

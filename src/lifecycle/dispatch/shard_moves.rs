@@ -8,22 +8,29 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
+use jiff::Timestamp;
+use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
-use tracing::info;
+use tracing::{info, warn};
 
+use super::Dispatcher;
 use super::lag::Lag;
-use super::shard_ownership::{OwnedFraction, ShardRole};
-use super::*;
+use super::queues::EndpointQueues;
+use super::shard_ownership::{OwnedFraction, ShardOwnership, ShardRole};
+use crate::model::delivery::time_after;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::shard::Shard;
+use crate::model::tenant::TenantQuota;
 
 impl Dispatcher {
     /// Takes over shards, with the due times of their endpoints. With
     /// `were_owned`, other nodes may have called the endpoints a moment ago.
-    pub fn shards_gained(&self, shards: &[Shard], due: Vec<(EndpointId, Timestamp)>, were_owned: bool) {
+    pub fn take_over_shards(&self, shards: &[Shard], due: Vec<(EndpointId, Timestamp)>, were_owned: bool) {
         {
             let now = self.now();
             let mut queues = self.queues();
-            let early = self.ownership().shards_gained(shards, were_owned, now);
-            queues.shards_gained(shards, now, |endpoint| self.gate(endpoint));
+            let early = self.ownership().record_gain(shards, were_owned, now);
+            queues.regain_queues(shards, now, |endpoint| self.gate(endpoint));
             self.count_owned_fractions(&mut queues);
             for (endpoint, due_at) in due.into_iter().chain(early) {
                 if self.is_own_endpoint(endpoint, due_at) {
@@ -36,10 +43,10 @@ impl Dispatcher {
 
     /// Prepares to give shards away: nothing more of them starts, and `done`
     /// is sent once nothing of them is in flight.
-    pub fn shards_leaving(&self, shards: Vec<Shard>, done: oneshot::Sender<()>) {
+    pub fn hand_over_shards(&self, shards: Vec<Shard>, done: oneshot::Sender<()>) {
         let mut in_flight = {
             let mut queues = self.queues();
-            self.ownership().shards_leaving(&shards);
+            self.ownership().record_hand_over(&shards);
             let in_flight = queues.forget_shards(&shards, self.now());
             self.count_owned_fractions(&mut queues);
             in_flight
@@ -67,10 +74,10 @@ impl Dispatcher {
 
     /// Gives up shards that another node owns now. Requests in flight are
     /// aborted; each stays known until its task has ended.
-    pub fn shards_lost(&self, shards: &[Shard]) {
+    pub fn drop_lost_shards(&self, shards: &[Shard]) {
         {
             let mut queues = self.queues();
-            self.ownership().shards_lost(shards);
+            self.ownership().record_loss(shards);
             queues.forget_shards(shards, self.now());
             self.count_owned_fractions(&mut queues);
         }
@@ -80,7 +87,7 @@ impl Dispatcher {
 
     /// Divides the tenants' rates over the nodes again, after endpoints were
     /// created or deleted.
-    pub fn recount(&self) {
+    pub fn divide_rates(&self) {
         if !self.shared.is_alone {
             self.count_owned_fractions(&mut self.queues());
             self.pump();
@@ -124,28 +131,26 @@ impl Dispatcher {
         self.shared.is_alone || endpoint().is_some_and(|endpoint| self.is_ours(&endpoint.tenant, id, due_at))
     }
 
-    /// Starts what can be started. Deliveries that the lease is too short for
-    /// are tried again after a short time, which differs between nodes.
-    pub(super) fn try_lease(&self, lease_at: &mut Option<Timestamp>) {
-        let now = self.now();
-        let was_waiting = lease_at.is_some();
+    /// Offers what waits for the lease again, if it is time to.
+    pub(super) fn retry_lease(&self, lease_at: Option<Timestamp>, now: Timestamp) {
         if lease_at.is_some_and(|at| at <= now) {
-            self.queues().try_lease(now);
-            *lease_at = None;
+            self.queues().offer_waiting_for_lease(now);
         }
-        self.pump();
-        if !self.queues().waits_for_lease() {
-            *lease_at = None;
-        } else if lease_at.is_none() {
-            *lease_at = Some(after(now, self.shared.context.lease_delay()));
-        }
-        match (was_waiting, lease_at.is_some()) {
+    }
+
+    /// Returns when to offer what waits for the lease again, if anything does: after a
+    /// short time, which differs between nodes.
+    pub(super) fn next_lease_retry(&self, lease_at: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+        let waits = self.queues().waits_for_lease();
+        match (lease_at.is_some(), waits) {
             (false, true) => {
                 warn!("attempts wait: the lease on this node's shards ends too soon and has not been renewed");
             }
             (true, false) => info!("attempts no longer wait for the lease on this node's shards"),
             _ => {}
         }
+        let planned = lease_at.filter(|at| *at > now);
+        waits.then(|| planned.unwrap_or_else(|| time_after(now, self.shared.context.lease_delay())))
     }
 
     pub(super) fn ownership(&self) -> MutexGuard<'_, ShardOwnership> {

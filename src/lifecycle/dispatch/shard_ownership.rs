@@ -80,7 +80,7 @@ impl ShardOwnership {
 
     /// Returns when a shard was gained, if others may have called its endpoints
     /// before.
-    pub fn since(&self, shard: Shard) -> Option<Timestamp> {
+    pub fn gained_at(&self, shard: Shard) -> Option<Timestamp> {
         match self.role_at(shard) {
             ShardRole::Ours { since, .. } => since,
             ShardRole::Foreign | ShardRole::Leaving => None,
@@ -99,32 +99,27 @@ impl ShardOwnership {
     /// Records the gain of shards. With `were_owned`, others may have called
     /// their endpoints before; if they were this node's before, it has forgotten
     /// what it sent itself. Returns the due times that came before the gain.
-    pub fn shards_gained(
-        &mut self,
-        shards: &[Shard],
-        were_owned: bool,
-        now: Timestamp,
-    ) -> Vec<(EndpointId, Timestamp)> {
+    pub fn record_gain(&mut self, shards: &[Shard], were_owned: bool, now: Timestamp) -> Vec<(EndpointId, Timestamp)> {
         for shard in shards {
             let was_ours = std::mem::replace(&mut self.was_ours[usize::from(shard.0)], true);
             let since = (were_owned || was_ours).then_some(now);
-            self.set(&[*shard], ShardRole::Ours { since, epoch: None });
+            self.set_role(&[*shard], ShardRole::Ours { since, epoch: None });
         }
         let early = self.early.extract_if(|_, (shard, _)| shards.contains(shard));
         early.map(|(endpoint, (_, due_at))| (endpoint, due_at)).collect()
     }
 
     /// Records that these shards are about to go to another node.
-    pub fn shards_leaving(&mut self, shards: &[Shard]) {
-        self.set(shards, ShardRole::Leaving);
+    pub fn record_hand_over(&mut self, shards: &[Shard]) {
+        self.set_role(shards, ShardRole::Leaving);
     }
 
     /// Records that another node owns these shards.
-    pub fn shards_lost(&mut self, shards: &[Shard]) {
-        self.set(shards, ShardRole::Foreign);
+    pub fn record_loss(&mut self, shards: &[Shard]) {
+        self.set_role(shards, ShardRole::Foreign);
     }
 
-    fn set(&mut self, shards: &[Shard], role: ShardRole) {
+    fn set_role(&mut self, shards: &[Shard], role: ShardRole) {
         for shard in shards {
             self.shards[usize::from(shard.0)] = role;
         }
@@ -175,10 +170,10 @@ mod tests {
         ownership.remember_early_due(Shard(1), endpoint, at(9));
         ownership.remember_early_due(Shard(1), endpoint, at(7));
         ownership.remember_early_due(Shard(2), EndpointId::mint(at(0), 2), at(1));
-        assert_eq!(ownership.shards_gained(&[Shard(1)], false, at(9)), [(endpoint, at(7))]);
-        assert_eq!(ownership.since(Shard(1)), None, "nobody has called anyone there before");
-        assert_eq!(ownership.shards_gained(&[Shard(1)], false, at(9)), [], "once");
-        assert_eq!(ownership.since(Shard(1)), Some(at(9)), "what it did itself is forgotten");
+        assert_eq!(ownership.record_gain(&[Shard(1)], false, at(9)), [(endpoint, at(7))]);
+        assert_eq!(ownership.gained_at(Shard(1)), None, "nobody has called anyone there before");
+        assert_eq!(ownership.record_gain(&[Shard(1)], false, at(9)), [], "once");
+        assert_eq!(ownership.gained_at(Shard(1)), Some(at(9)), "what it did itself is forgotten");
         assert!(ownership.is_ours(Shard(1)) && !ownership.is_ours(Shard(2)));
     }
 
@@ -186,14 +181,14 @@ mod tests {
     fn another_epoch_is_another_ownership() {
         let mut ownership = ShardOwnership::none();
         assert!(!ownership.is_ours_under(Shard(1), Epoch(3)));
-        ownership.shards_gained(&[Shard(1)], true, at(5));
+        ownership.record_gain(&[Shard(1)], true, at(5));
         assert!(ownership.is_ours_under(Shard(1), Epoch(3)));
         assert!(!ownership.is_ours_under(Shard(1), Epoch(5)), "lost and gained, and not heard of yet");
-        assert_eq!(ownership.since(Shard(1)), Some(at(5)));
-        ownership.shards_leaving(&[Shard(1)]);
+        assert_eq!(ownership.gained_at(Shard(1)), Some(at(5)));
+        ownership.record_hand_over(&[Shard(1)]);
         assert!(!ownership.is_ours_under(Shard(1), Epoch(3)));
-        ownership.shards_lost(&[Shard(1)]);
-        ownership.shards_gained(&[Shard(1)], false, at(5));
+        ownership.record_loss(&[Shard(1)]);
+        ownership.record_gain(&[Shard(1)], false, at(5));
         assert!(ownership.is_ours_under(Shard(1), Epoch(5)));
     }
 

@@ -1,6 +1,6 @@
-//! What the dispatcher can say of its state at this moment.
+//! Answers questions about the dispatcher's state at this moment.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::Dispatcher;
@@ -11,6 +11,12 @@ use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 
 impl Dispatcher {
+    /// Returns how many deliveries all jobs may release per second on this node, if its
+    /// processors are overloaded.
+    pub fn jobs_per_second(&self) -> Option<f64> {
+        self.queues().jobs_per_second()
+    }
+
     /// Whether a request for this delivery is open.
     pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
         self.queues().is_in_flight(endpoint, id)
@@ -41,9 +47,24 @@ impl Dispatcher {
     }
 
     /// Returns for how long an accept of a tenant is to be held, because its
-    /// deliveries lag for want of this node's own speed.
+    /// deliveries lag for want of speed of this node or another one.
     pub fn accept_delay(&self, tenant: &TenantId) -> Duration {
         self.queues().accept_delay(tenant, self.now())
+    }
+
+    /// Returns for how long this node holds accepts, by tenant.
+    pub fn accept_delays(&self) -> Vec<(TenantId, Duration)> {
+        self.queues().accept_delays(self.now())
+    }
+
+    /// Other nodes hold accepts for so long, by tenant, and so does this one.
+    pub fn delay_accepts(&self, delays: HashMap<TenantId, Duration>) {
+        self.queues().delay_accepts(delays);
+    }
+
+    /// Other nodes accepted so many deliveries of a tenant for endpoints of this one.
+    pub fn accepted_elsewhere(&self, tenant: &TenantId, count: u64) {
+        self.queues().accepted_elsewhere(tenant, count, self.now());
     }
 
     /// Returns how far behind this node is.

@@ -65,7 +65,7 @@ const fn v6(segments: [u16; 8], prefix: u8) -> Ipv6Net {
 }
 
 /// Whether an address is public. A NAT64 address counts as public here; the
-/// IPv4 address that [`embedded`] finds in it has to be checked as well.
+/// IPv4 address that [`embedded_ipv4`] finds in it has to be checked as well.
 pub fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => !IPV4_NOT_PUBLIC.iter().any(|net| net.contains(&address)),
@@ -78,7 +78,7 @@ pub fn is_public(address: IpAddr) -> bool {
 
 /// Returns the IPv4 addresses that a packet to this address may reach through
 /// a translator or a tunnel.
-pub fn embedded(address: IpAddr) -> Vec<Ipv4Addr> {
+pub fn embedded_ipv4(address: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(address) = address.to_canonical() else { return Vec::new() };
     let bytes = address.octets();
     let at = |from: usize| Ipv4Addr::new(bytes[from], bytes[from + 1], bytes[from + 2], bytes[from + 3]);
@@ -159,7 +159,7 @@ mod tests {
             ("2606:2800::1", &[]),
             ("93.184.216.34", &[]),
         ] {
-            let addresses: Vec<String> = embedded(address(text)).iter().map(Ipv4Addr::to_string).collect();
+            let addresses: Vec<String> = embedded_ipv4(address(text)).iter().map(Ipv4Addr::to_string).collect();
             assert_eq!(addresses, inside, "{text}");
         }
         assert!(!is_public(address("::ffff:10.0.0.1")), "a mapped one is what it stands for");

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use ipnet::IpNet;
 
-use super::address::{embedded, is_public};
+use super::address::{embedded_ipv4, is_public};
 use super::target::{Host, Target};
 
 /// The rules about which targets may be called.
@@ -150,7 +150,7 @@ impl Guard {
     /// Checks whether an address, and each IPv4 address inside it, may be called.
     pub fn check_address(&self, address: IpAddr) -> Result<(), GuardRefusal> {
         let address = address.to_canonical();
-        let embedded = embedded(address);
+        let embedded = embedded_ipv4(address);
         let all = || std::iter::once(address).chain(embedded.iter().map(|inner| IpAddr::V4(*inner)));
         if all().any(|one| one.is_unspecified()) {
             return Err(GuardRefusal::Unspecified(address));

@@ -9,7 +9,7 @@ use crate::model::answer::{AttemptFailure, FailureKind};
 /// Returns the failure of a name lookup by the gateway's own resolver. A
 /// missing name and a failing name server count against the receiver; a
 /// resolver that does not answer counts as ours.
-pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> AttemptFailure {
+pub fn lookup_failure(host: &str, problem: &NetError, has_resolver: bool) -> AttemptFailure {
     match problem {
         problem if problem.is_nx_domain() => {
             AttemptFailure::new(FailureKind::NoSuchName, format!("the name {host} does not exist"))
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_missing_name_is_not_a_failing_name_server_and_neither_is_our_resolver() {
-        let lookup = |problem: NetError| described(unresolved("a.example", &problem, false));
+        let lookup = |problem: NetError| described(lookup_failure("a.example", &problem, false));
         let without = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
         let cases = [
             (without(ResponseCode::NXDomain), FailureKind::NoSuchName, "the name a.example does not exist"),
@@ -78,7 +78,7 @@ mod tests {
             assert_eq!(lookup(problem), (kind, message.to_owned()));
         }
         // If the resolver answers other questions, the name's own servers are at fault.
-        let (kind, message) = described(unresolved("a.example", &NetError::Timeout, true));
+        let (kind, message) = described(lookup_failure("a.example", &NetError::Timeout, true));
         assert_eq!((kind, message.contains("did not answer in time")), (FailureKind::Dns, true));
     }
 }

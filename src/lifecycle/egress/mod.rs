@@ -124,6 +124,11 @@ impl Egress {
         }
     }
 
+    /// Checks the addresses that were found for the name of a target.
+    pub fn check_found(&self, target: &Target, addresses: Vec<IpAddr>) -> Result<(), GuardRefusal> {
+        self.guard.allowed_addresses(target, addresses).map(drop)
+    }
+
     /// Checks a URL as far as possible without looking up its name.
     pub fn check_text(&self, text: &str) -> Result<(), GuardRefusal> {
         match Target::read(text) {
@@ -157,11 +162,11 @@ impl Egress {
             ));
         }
         let addresses = self.guard.allowed_addresses(target, addresses).map_err(forbidden)?;
-        self.reachable(target, addresses)
+        self.reachable_addresses(target, addresses)
     }
 
     /// Returns the addresses that the source addresses can reach.
-    fn reachable(&self, target: &Target, mut addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, AttemptFailure> {
+    fn reachable_addresses(&self, target: &Target, mut addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, AttemptFailure> {
         addresses.retain(|address| self.sources.reaches(*address));
         if addresses.is_empty() {
             let (has, lacks) = if self.sources.v4.is_some() { ("IPv4", "IPv6") } else { ("IPv6", "IPv4") };

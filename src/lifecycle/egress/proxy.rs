@@ -25,7 +25,12 @@ pub fn proxy_failure(proxy: &ProxyUrl, why: &str) -> AttemptFailure {
 
 /// Makes the proxy at the other end of this connection connect to an address.
 /// Afterwards the connection works as if it led there.
-pub async fn tunnel(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Result<(), AttemptFailure> {
+pub async fn open_tunnel(
+    proxy: &ProxyUrl,
+    tcp: &mut TcpStream,
+    to: SocketAddr,
+    name: &str,
+) -> Result<(), AttemptFailure> {
     let result = match proxy.kind {
         ProxyKind::Connect => connect(proxy, tcp, to, name).await,
         ProxyKind::Socks5 => socks5(proxy, tcp, to, name).await,
@@ -56,8 +61,8 @@ async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &s
     let status = line.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     Ok(match status {
         Some([b'2', _, _]) => Ok(()),
-        Some(b"403") => Err(refused(proxy, to)),
-        Some(b"502" | b"503" | b"504") => Err(unreached(name, "the egress proxy found no way to it")),
+        Some(b"403") => Err(refused_failure(proxy, to)),
+        Some(b"502" | b"503" | b"504") => Err(unreached_failure(name, "the egress proxy found no way to it")),
         _ => Err(proxy_failure(proxy, &format!("it answered CONNECT with \"{}\"", line.escape_ascii()))),
     })
 }
@@ -112,8 +117,8 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
     tcp.read_exact(&mut vec![0; length + 2]).await?;
     Ok(match answer[1] {
         0 => Ok(()),
-        2 => Err(refused(proxy, to)),
-        3 | 4 | 6 => Err(unreached(name, "the egress proxy found no way to it")),
+        2 => Err(refused_failure(proxy, to)),
+        3 | 4 | 6 => Err(unreached_failure(name, "the egress proxy found no way to it")),
         5 => Err(AttemptFailure::new(
             FailureKind::ConnectionRefused,
             format!("nothing listens on port {} of {name}: the connection was refused", to.port()),
@@ -124,12 +129,12 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
 
 /// Returns the failure of a target that the proxy refuses. The proxy's rules
 /// are the operator's, so the reason goes to the log only.
-fn refused(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
+fn refused_failure(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
     let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
     tracing::warn!(address = %to, proxy = %proxy, "{reason}");
     AttemptFailure { refused_target: Some(reason), ..AttemptFailure::new(FailureKind::TargetForbidden, FORBIDDEN) }
 }
 
-fn unreached(name: &str, why: &str) -> AttemptFailure {
+fn unreached_failure(name: &str, why: &str) -> AttemptFailure {
     AttemptFailure::new(FailureKind::Unreachable, format!("{name} cannot be reached: {why}"))
 }

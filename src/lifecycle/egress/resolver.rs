@@ -14,7 +14,7 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RecordType;
 use hickory_resolver::{ResolverBuilder, TokioResolver};
 
-use super::lookup_failure::{system_lookup_failed, unresolved};
+use super::lookup_failure::{lookup_failure, system_lookup_failed};
 use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::egress::DnsResolver;
 
@@ -49,13 +49,13 @@ impl NameResolver {
     pub fn new(dns: &DnsResolver) -> anyhow::Result<Self> {
         let backend = match dns {
             DnsResolver::System => ResolverBackend::System,
-            DnsResolver::Own => {
-                ResolverBackend::Own(build(TokioResolver::builder_tokio().unwrap_or_else(|_| without_settings()))?)
-            }
+            DnsResolver::Own => ResolverBackend::Own(build_resolver(
+                TokioResolver::builder_tokio().unwrap_or_else(|_| without_settings()),
+            )?),
             DnsResolver::Servers(servers) => {
                 let servers = servers.iter().copied().map(name_server).collect();
                 let config = ResolverConfig::from_name_servers(servers);
-                ResolverBackend::Own(build(TokioResolver::builder_with_config(
+                ResolverBackend::Own(build_resolver(TokioResolver::builder_with_config(
                     config,
                     TokioRuntimeProvider::default(),
                 ))?)
@@ -107,7 +107,7 @@ impl NameResolver {
         self.is_healthy.store(is_healthy, Ordering::Relaxed);
         match addresses {
             Ok(addresses) => Ok(addresses.iter().collect()),
-            Err(problem) => Err(unresolved(name, &problem, is_healthy)),
+            Err(problem) => Err(lookup_failure(name, &problem, is_healthy)),
         }
     }
 }
@@ -126,7 +126,7 @@ async fn system_lookup(name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
     Ok(addresses)
 }
 
-fn build(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> anyhow::Result<Box<TokioResolver>> {
+fn build_resolver(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> anyhow::Result<Box<TokioResolver>> {
     let options: &mut ResolverOpts = builder.options_mut();
     options.timeout = SERVER_TIMEOUT;
     options.attempts = 1;

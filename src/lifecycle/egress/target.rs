@@ -50,7 +50,7 @@ impl Target {
     /// Reads a URL that a person wrote; returns its canonical form and its
     /// target, or what is wrong with it.
     pub fn read(text: &str) -> Result<(Url, Self), String> {
-        let authority = authority(text)?;
+        let authority = parse_authority(text)?;
         let mut url = Url::parse(text)
             .map_err(|problem| format!("url {text:?} cannot be read: {}; use https://host/path", url_fault(problem)))?;
         if authority.contains('@') {
@@ -65,7 +65,7 @@ impl Target {
             return Err("url has a fragment (#…), which is never sent; remove it".into());
         }
         let nowhere = || format!("url {text:?} names no host and port that can be called; use https://host/path");
-        let host = host(url.host().ok_or_else(nowhere)?.to_owned())?;
+        let host = parse_host(url.host().ok_or_else(nowhere)?.to_owned())?;
         if let Host::Name(name) = &host {
             url.set_host(Some(name)).map_err(|_| nowhere())?;
         }
@@ -81,14 +81,14 @@ impl Target {
     /// Returns the target of a request's URI, or nothing if it is ambiguous.
     pub fn of(uri: &Uri) -> Option<Self> {
         let is_tls = uri.scheme_str()? == "https";
-        let host = host(url::Host::parse(uri.host()?).ok()?).ok()?;
+        let host = parse_host(url::Host::parse(uri.host()?).ok()?).ok()?;
         Some(Self { host, port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }), is_tls })
     }
 }
 
 /// Returns the part between scheme and path, after checking the whole text for
 /// what a lenient parser would accept.
-fn authority(text: &str) -> Result<&str, String> {
+fn parse_authority(text: &str) -> Result<&str, String> {
     if text.len() > URL_BYTES_MAX {
         return Err(format!("url is {} bytes long; use at most {URL_BYTES_MAX}", text.len()));
     }
@@ -110,7 +110,7 @@ fn authority(text: &str) -> Result<&str, String> {
     }
 }
 
-fn host(host: url::Host<String>) -> Result<Host, String> {
+fn parse_host(host: url::Host<String>) -> Result<Host, String> {
     let name = match host {
         url::Host::Ipv4(address) => return Ok(Host::Address(address.into())),
         url::Host::Ipv6(address) => return Ok(Host::Address(IpAddr::from(address).to_canonical())),

@@ -8,7 +8,7 @@ use super::candidates::LOOK;
 use super::pick::PickedDeliveries;
 use crate::lifecycle::Gateway;
 use crate::model::backfill::{BackfillCandidate, BackfillTimes};
-use crate::model::delivery::before;
+use crate::model::delivery::time_before;
 use crate::model::endpoint::Endpoint;
 use crate::model::id::DeliveryId;
 use crate::model::job::{Job, JobDecision, JobFilter};
@@ -32,8 +32,9 @@ pub struct EventPicker<'a> {
 impl<'a> EventPicker<'a> {
     /// Returns a picker at this time.
     pub fn new(gateway: &Gateway, job: &'a Job, filter: &'a JobFilter, endpoint: &'a Endpoint) -> Self {
-        let (now, kept) = (gateway.clock.now(), gateway.links.finished_kept_for());
-        let kept_since = before(now, kept.saturating_sub(MARGIN_MAX.min(kept / 24)));
+        let own = gateway.store.tenant(&endpoint.tenant).map(|tenant| tenant.retention).unwrap_or_default();
+        let (now, kept) = (gateway.clock.now(), gateway.links.receivers_known_for(own));
+        let kept_since = time_before(now, kept.saturating_sub(MARGIN_MAX.min(kept / 24)));
         let times = BackfillTimes { began_at: job.created_at, kept_since, now, wall: gateway.clock.wall() };
         Self { job, filter, endpoint, times }
     }
@@ -48,6 +49,7 @@ impl<'a> EventPicker<'a> {
     pub fn pick(&self, gateway: &Gateway, picked: &mut PickedDeliveries, page: &BackfillPage, most: usize) {
         let offset = gateway.clock.wall_offset();
         let engine = |at: Timestamp| offset.engine(at);
+        let link_base = gateway.links.base().filter(|_| self.endpoint.settings.may_be_thin());
         for candidate in &page.events {
             match self.decide(candidate) {
                 JobDecision::Pass => {}
@@ -55,7 +57,8 @@ impl<'a> EventPicker<'a> {
                 JobDecision::Take if picked.backfill.len() >= most => return,
                 JobDecision::Take => {
                     let expires_at = candidate.event.expires_at.map(engine);
-                    picked.backfill.push(BackfillTake { position: candidate.position, expires_at });
+                    let link_base = link_base.map(str::to_owned);
+                    picked.backfill.push(BackfillTake { position: candidate.position, expires_at, link_base });
                 }
             }
             picked.after = Some(candidate.position);

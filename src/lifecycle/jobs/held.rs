@@ -28,7 +28,7 @@ impl HeldEndpoints {
             let status = statuses.get(&part.endpoint);
             let health = status.and_then(|status| status.health.as_ref()).unwrap_or(&endpoint.health);
             let (state, capacity) = (endpoint.status.state, Capacity::Free);
-            let conditions = EndpointConditions { state, quiet_until: None, health, capacity };
+            let conditions = EndpointConditions { state, backpressure_until: None, health, capacity };
             if let Some(by) = conditions.blocker_of_lag(false, gateway.clock.now()) {
                 held.insert(part.endpoint, by);
             }
@@ -40,6 +40,6 @@ impl HeldEndpoints {
     /// asked to be tried now waits for no breaker.
     pub fn by(&self, kind: JobKind, endpoint: EndpointId) -> Option<WaitingFor> {
         let by = self.0.get(&endpoint).copied().filter(|_| kind.is_sending())?;
-        (kind != JobKind::Retry || by != WaitingFor::Breaker).then_some(by)
+        (!kind.tries_now() || by != WaitingFor::Breaker).then_some(by)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 
 use crate::model::id::DeliveryId;
-use crate::model::job::{Job, JobCandidate, JobDecision, JobFilter, JobKind, LeftOut};
+use crate::model::job::{Job, JobCandidate, JobDecision, JobFilter, LeftOut};
 use crate::store::{BackfillTake, CandidatePage};
 
 /// What one step does about the deliveries it has read.
@@ -80,7 +80,7 @@ impl PartPicker<'_> {
                 JobDecision::LeaveOut(why) => picked.left_out.push(why),
                 JobDecision::Take => {
                     let id = candidate.delivery.id;
-                    let lane = candidate.delivery.lane.clone().filter(|_| self.job.spec.kind == JobKind::Replay);
+                    let lane = candidate.delivery.lane.clone().filter(|_| self.job.spec.kind.sends_again());
                     match lane.filter(|lane| picked.lanes.contains(lane)) {
                         Some(busy) => picked.hold.push((id, busy)),
                         None if picked.take.len() >= most => return,
@@ -104,7 +104,7 @@ impl PartPicker<'_> {
             JobDecision::Take if self.is_deleted && spec.kind.is_sending() => {
                 JobDecision::LeaveOut(LeftOut::EndpointDeleted)
             }
-            JobDecision::Take if spec.kind == JobKind::Retry && is_in_flight(candidate.delivery.id) => {
+            JobDecision::Take if spec.kind.tries_now() && is_in_flight(candidate.delivery.id) => {
                 JobDecision::LeaveOut(LeftOut::WrongState)
             }
             decision => decision,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tracing::warn;
 
 use super::backfill::EventPicker;
 use super::candidates::{LOOK, candidates_of};
@@ -17,11 +18,11 @@ use super::pick::PartPicker;
 use super::tally::{MatchTally, TallyCount};
 use crate::lifecycle::{Gateway, figure_series};
 use crate::model::dead_letter_group::DAY_MS;
-use crate::model::delivery::{WaitingFor, after};
+use crate::model::delivery::{WaitingFor, time_after};
 use crate::model::endpoint::{Endpoint, Ordering};
-use crate::model::figure_time::{FigureSpan, later};
+use crate::model::figure_time::{FigureSpan, millis_later};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::job::{Job, JobDecision, JobFilter, JobKind, JobPart, JobSpec, JobState, LeftOut, MatchBound};
+use crate::model::job::{Job, JobDecision, JobFilter, JobPart, JobSpec, JobState, LeftOut, MatchBound};
 use crate::store::figures::FigureScope;
 use crate::store::{CandidateWalk, PageRequest, Result};
 
@@ -50,6 +51,8 @@ pub struct JobPreview {
     pub unblocked: u64,
     /// Lanes in which they wait.
     pub unblocked_lanes: u64,
+    /// Whether there may be more of them, because not all lanes were looked at.
+    pub is_unblocked_cut: bool,
 }
 
 /// What a job would do at one endpoint.
@@ -90,7 +93,8 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
     let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
     let tally = MatchTally::read(gateway, job, &filter).await?;
     let held = HeldEndpoints::of(gateway, std::slice::from_ref(job)).await;
-    let (mut preview, mut looked) = (JobPreview::default(), 0);
+    let mut preview = JobPreview { left_out: job.counts().left_out, ..JobPreview::default() };
+    let mut looked = 0;
     let mut budget = PreviewBudget { looks: PREVIEW_LOOK, lanes: PREVIEW_LOOK, figures: FIGURES_MAX };
     for (n, part) in job.parts.iter().enumerate() {
         // Every endpoint has its share, and those with few leave more to others.
@@ -108,7 +112,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
             preview.looked_at = Some(0);
         }
         let is_ordered = endpoint.as_ref().is_some_and(|endpoint| endpoint.settings.ordering != Ordering::None);
-        if job.spec.kind == JobKind::Replay && is_ordered {
+        if job.spec.kind.sends_again() && is_ordered {
             count_unblocked(gateway, (job, &filter), part, &mut budget.lanes, &mut preview).await?;
         }
         let (matches, bound) = look.matches(&job.spec, known);
@@ -147,30 +151,43 @@ pub async fn expect(gateway: &Gateway, job: &mut Job) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time at which a job is done that goes on as it does, if that is known.
-pub fn eta(gateway: &Gateway, job: &Job, held: &HeldEndpoints) -> Option<Timestamp> {
-    if job.state != JobState::Running || !job.spec.kind.is_sending() {
-        return None;
+/// Returns the times at which jobs are done that go on as they do, as far as that is
+/// known. Figures that cannot be read are no reason to hide a job.
+pub async fn etas(gateway: &Gateway, jobs: &[Job], held: &HeldEndpoints) -> Vec<Option<Timestamp>> {
+    let (mut etas, mut figures) = (Vec::with_capacity(jobs.len()), FIGURES_MAX);
+    for job in jobs {
+        let eta = eta(gateway, job, held, &mut figures).await.unwrap_or_else(|problem| {
+            warn!(job.id = %job.id, "when the job will be done is not known: {problem}");
+            None
+        });
+        etas.push(eta);
     }
-    let (mut longest, mut left, mut done) = (Duration::ZERO, 0, 0);
+    etas
+}
+
+/// Returns the time at which a job is done that goes on as it does, if that is known: by
+/// the pace that was measured, and before that by how fast its endpoints answer.
+async fn eta(gateway: &Gateway, job: &Job, held: &HeldEndpoints, figures: &mut usize) -> Result<Option<Timestamp>> {
+    if job.state != JobState::Running || !job.spec.kind.is_sending() {
+        return Ok(None);
+    }
+    let mut longest = Duration::ZERO;
     for part in job.parts.iter().filter(|part| !part.is_done) {
         let counts = &part.counts;
         let seen = counts.done + counts.left_out.values().sum::<u64>();
         // Until all was looked at, it is known only if it was expected.
         if held.by(job.spec.kind, part.endpoint).is_some() || !part.is_read && counts.expected.is_none() {
-            return None;
+            return Ok(None);
         }
-        let unseen = part.matched().saturating_sub(seen);
-        let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint)?;
-        longest = longest.max(takes(&job.spec, &endpoint, (unseen + counts.waiting, 0), Duration::ZERO));
-        left += unseen + counts.waiting;
-        done += counts.done - counts.done.min(counts.waiting);
+        let left = part.matched().saturating_sub(seen) + counts.waiting;
+        let Some(endpoint) = gateway.store.endpoint(&part.tenant, part.endpoint) else { return Ok(None) };
+        let takes = match counts.pace {
+            Some(pace) => pace.takes(left),
+            None => takes(&job.spec, &endpoint, (left, 0), mean_answer(gateway, &endpoint, figures).await?),
+        };
+        longest = longest.max(takes);
     }
-    // Receivers may be slower than the pace, so what was done so far counts, too.
-    let ran_ms = gateway.clock.now().as_millisecond() - job.created_at.as_millisecond();
-    let seen = Duration::from_millis(u64::try_from(ran_ms).unwrap_or(0)).mul_f64(left as f64 / done.max(1) as f64);
-    let longest = if done > 0 { longest.max(seen) } else { longest };
-    Some(after(gateway.clock.wall(), longest))
+    Ok(Some(time_after(gateway.clock.wall(), longest)))
 }
 
 /// Returns how long an endpoint takes to answer, from the windows of the last day in
@@ -182,7 +199,9 @@ async fn mean_answer(gateway: &Gateway, endpoint: &Endpoint, left: &mut usize) -
     *left -= 1;
     let now = gateway.clock.now();
     let scope = FigureScope::Endpoint(endpoint.tenant.clone(), endpoint.id);
-    let rows = figure_series::rows(gateway, &scope, FigureSpan::Window, later(now, -DAY_MS), later(now, 1)).await?;
+    let rows =
+        figure_series::read_rows(gateway, &scope, FigureSpan::Window, millis_later(now, -DAY_MS), millis_later(now, 1))
+            .await?;
     // While it only fails, what it takes is often our own timeout.
     let taken = rows.iter().map(|row| &row.figures).filter(|figures| figures.delivered > 0);
     let (sum_ms, count) = taken.fold((0, 0), |(sum_ms, count), figures| {
@@ -211,9 +230,9 @@ impl PartScan {
         known: Option<TallyCount>,
         left: &mut usize,
     ) -> Result<Self> {
-        match (job.spec.kind, endpoint) {
-            (JobKind::Backfill, Some(endpoint)) => Self::scan_events(gateway, (job, filter), endpoint, left).await,
-            _ => Self::scan(gateway, (job, filter), (part, known), left).await,
+        match endpoint.filter(|_| job.spec.kind.creates_deliveries()) {
+            Some(endpoint) => Self::scan_events(gateway, (job, filter), endpoint, left).await,
+            None => Self::scan(gateway, (job, filter), (part, known), left).await,
         }
     }
 
@@ -228,7 +247,7 @@ impl PartScan {
         let stay = self.found() - taken;
         let matches = known.count.saturating_sub(stay).max(taken);
         // Of what is discarded nothing stays, so that no look is needed.
-        let is_sure = spec.kind == JobKind::Discard && spec.not_older_than.is_none();
+        let is_sure = spec.kind.takes_whatever_matches() && spec.not_older_than.is_none();
         let bound = match (known.is_whole, is_sure) {
             (true, _) if known.count == 0 => MatchBound::Exact,
             (true, true) => MatchBound::Exact,
@@ -329,7 +348,11 @@ async fn count_unblocked(
 ) -> Result<()> {
     let picker = PartPicker { job, filter, is_deleted: false, now: gateway.clock.now() };
     let mut cursor = None;
-    while *left > 0 {
+    loop {
+        if *left == 0 {
+            preview.is_unblocked_cut = true;
+            break;
+        }
         let page = PageRequest { cursor, limit: LANES_PAGE };
         let lanes = gateway.store.lanes(&part.tenant, part.endpoint, true, page).await?;
         *left = left.saturating_sub(lanes.data.len().max(READ_MIN));
@@ -352,6 +375,7 @@ async fn count_unblocked(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::job::JobKind;
     use crate::model::span::Span;
 
     fn looked(taken: u32, left_out: u64, is_whole: bool) -> PartScan {

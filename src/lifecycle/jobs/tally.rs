@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use crate::lifecycle::Gateway;
 use crate::model::dead_letter_group::{DeadLetterGroup, DeadLetterSpan, GroupBy, GroupField, GroupFilter};
-use crate::model::delivery::{DeadCause, DeliveryState, after};
+use crate::model::delivery::{DeadCause, DeliveryState, time_after};
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::job::{Job, JobFilter, JobKind};
+use crate::model::job::{Job, JobFilter};
 use crate::model::job_filter::GroupTaken;
 use crate::store::Result;
 
@@ -37,8 +37,9 @@ impl MatchTally {
     pub async fn read(gateway: &Gateway, job: &Job, filter: &JobFilter) -> Result<Self> {
         let is_for_all = JobFilter { endpoints: Vec::new(), ..filter.clone() }.is_empty();
         let is_all_waiting =
-            job.spec.state() == DeliveryState::Waiting && job.spec.kind != JobKind::Backfill && is_for_all;
-        if job.spec.state() != DeliveryState::Dead {
+            job.spec.state() == DeliveryState::Waiting && job.spec.kind.changes_deliveries() && is_for_all;
+        // Those that are named are looked at one by one, also the ones in another state.
+        if job.spec.state() != DeliveryState::Dead || !filter.ids.is_empty() {
             return Ok(Self { dead: None, is_all_waiting });
         }
         let fields = [GroupField::Tenant, GroupField::Endpoint, GroupField::Cause, GroupField::Status, GroupField::Day];
@@ -47,8 +48,8 @@ impl MatchTally {
         let (mut dead, mut left) = (HashMap::new(), COUNTED_MAX);
         for group in &groups.data {
             let Some(endpoint) = group.endpoint else { continue };
-            // What is stored of these is damaged, so that a replay leaves them out.
-            if job.spec.kind == JobKind::Replay && group.cause == Some(DeadCause::Damaged) {
+            // A replay leaves these out, as it finds when it looks at them.
+            if job.spec.kind.sends_again() && group.cause.and_then(DeadCause::replay_refusal).is_some() {
                 continue;
             }
             let known = dead.entry(endpoint).or_insert(Some(TallyCount { count: 0, is_whole: true }));
@@ -90,7 +91,7 @@ async fn count_cut(
     let (Some(tenant), Some(endpoint), Some(cause)) = of else {
         return Ok(TallyCount { count: 0, is_whole: false });
     };
-    let end = after(group.newest_at, std::time::Duration::from_millis(1));
+    let end = time_after(group.newest_at, std::time::Duration::from_millis(1));
     let since = filter.finished_since.map_or(group.oldest_at, |since| since.max(group.oldest_at));
     let until = filter.finished_until.map_or(end, |until| until.min(end));
     let span = DeadLetterSpan { tenant, endpoint, cause, answer: group.answer.clone(), since, until };

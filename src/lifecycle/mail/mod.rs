@@ -22,8 +22,8 @@ use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::metrics::{MailResult, Metrics};
-use crate::model::delivery::after;
-use crate::model::rate::roughly;
+use crate::model::delivery::time_after;
+use crate::model::rate::vary_by_tenth;
 use crate::model::span::Span;
 
 pub mod refused_burst;
@@ -90,9 +90,9 @@ impl Default for MailRetry {
 
 impl MailRetry {
     /// Returns the wait after this many failures.
-    fn wait(&self, failures: u32, draw: f64) -> Duration {
+    fn wait_after(&self, failures: u32, draw: f64) -> Duration {
         let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
-        roughly(self.first.saturating_mul(doubled).min(self.max), draw)
+        vary_by_tenth(self.first.saturating_mul(doubled).min(self.max), draw)
     }
 }
 
@@ -167,7 +167,7 @@ impl MailQueue {
         let now = self.0.clock.now();
         let task = MailTask { mail, on_sent: Box::new(on_sent), written_at: now, failures: 0 };
         if let Err(task) = self.0.put(task, now, MAILS_WAITING_MAX) {
-            self.0.count(MailResult::Failed);
+            self.0.count_result(MailResult::Failed);
             let domain = task.mail.domain();
             error!(mail.domain = domain, "a mail to {domain} was dropped: {MAILS_WAITING_MAX} are waiting already");
         }
@@ -181,7 +181,7 @@ impl MailQueue {
         loop {
             let mut next_at = None;
             while sending.len() < AT_ONCE {
-                match self.0.take(self.0.clock.now()) {
+                match self.0.take_due(self.0.clock.now()) {
                     DueMail::Task(task) => {
                         let (state, mailer) = (self.0.clone(), mailer.clone());
                         sending.spawn(async move { state.send_one(task, mailer.as_ref()).await });
@@ -195,10 +195,10 @@ impl MailQueue {
             }
             tokio::select! {
                 () = self.0.wake.notified() => {}
-                () = until(self.0.clock.as_ref(), next_at) => {}
+                () = wait_until(self.0.clock.as_ref(), next_at) => {}
                 Some(ended) = sending.join_next() => {
                     if let Err(problem) = ended {
-                        self.0.count(MailResult::Failed);
+                        self.0.count_result(MailResult::Failed);
                         error!("sending a mail failed inside Posthaste, and it is not tried again: {problem}");
                     }
                 }
@@ -208,7 +208,7 @@ impl MailQueue {
 
     /// Closes the queue and drops the waiting mails; returns how many.
     pub fn close(&self) -> usize {
-        let mut pending = self.0.pending();
+        let mut pending = self.0.lock_pending();
         pending.is_closed = true;
         let dropped = std::mem::take(&mut pending.waiting);
         // Dropping a mail's callback may lock `pending`, so unlock it first.
@@ -234,13 +234,13 @@ enum DueMail {
 }
 
 impl MailState {
-    fn pending(&self) -> MutexGuard<'_, PendingMail> {
+    fn lock_pending(&self) -> MutexGuard<'_, PendingMail> {
         self.pending.lock()
     }
 
     /// Puts a mail into the queue, or returns it if `waiting_max` wait already.
     fn put(&self, task: MailTask, due_at: Timestamp, waiting_max: usize) -> Result<(), MailTask> {
-        let mut pending = self.pending();
+        let mut pending = self.lock_pending();
         if pending.is_closed {
             return Ok(());
         }
@@ -255,19 +255,19 @@ impl MailState {
         Ok(())
     }
 
-    fn count(&self, result: MailResult) {
+    fn count_result(&self, result: MailResult) {
         let counter = match result {
             MailResult::Sent => &self.sent,
             MailResult::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         if let Some(metrics) = self.metrics.get() {
-            metrics.mailed(result);
+            metrics.count_mail(result);
         }
     }
 
-    fn take(&self, now: Timestamp) -> DueMail {
-        let mut pending = self.pending();
+    fn take_due(&self, now: Timestamp) -> DueMail {
+        let mut pending = self.lock_pending();
         match pending.waiting.first_entry() {
             None => DueMail::Nothing,
             Some(first) if first.key().0 > now => DueMail::NotBefore(first.key().0),
@@ -281,12 +281,12 @@ impl MailState {
         let domain = task.mail.domain().to_owned();
         let why = match problem {
             None => {
-                self.count(MailResult::Sent);
+                self.count_result(MailResult::Sent);
                 info!(mail.domain = domain, "mailed the owner of an endpoint at {domain}");
                 return (task.on_sent)();
             }
             Some(MailError::Permanent(why)) => {
-                self.count(MailResult::Failed);
+                self.count_result(MailResult::Failed);
                 error!(mail.domain = domain, "a mail to {domain} was refused and is not tried again: {why}");
                 return;
             }
@@ -294,9 +294,9 @@ impl MailState {
         };
         task.failures += 1;
         let now = self.clock.now();
-        let due_at = after(now, self.retry.wait(task.failures, rand::random()));
-        if due_at > after(task.written_at, self.retry.give_up) {
-            self.count(MailResult::Failed);
+        let due_at = time_after(now, self.retry.wait_after(task.failures, rand::random()));
+        if due_at > time_after(task.written_at, self.retry.give_up) {
+            self.count_result(MailResult::Failed);
             let tries = task.failures;
             error!(mail.domain = domain, tries, "a mail to {domain} was given up after {tries} tries: {why}");
             return;
@@ -313,7 +313,7 @@ impl MailState {
     }
 }
 
-async fn until(clock: &dyn Clock, at: Option<Timestamp>) {
+async fn wait_until(clock: &dyn Clock, at: Option<Timestamp>) {
     match at {
         Some(at) => clock.sleep_until(at).await,
         None => std::future::pending().await,

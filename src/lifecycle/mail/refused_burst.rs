@@ -35,7 +35,7 @@ pub struct RefusedBurst {
 impl RefusedBursts {
     /// Counts a refused delivery, and returns the burst that it belongs to, if it
     /// belongs to one.
-    pub fn count(&mut self, endpoint: EndpointId, now: Timestamp) -> Option<RefusedBurst> {
+    pub fn count_refused(&mut self, endpoint: EndpointId, now: Timestamp) -> Option<RefusedBurst> {
         if self.0.len() >= ENDPOINTS_MAX && !self.0.contains_key(&endpoint) {
             self.0.clear();
         }
@@ -49,7 +49,7 @@ impl RefusedBursts {
     }
 
     /// Forgets what was counted for an endpoint, because its owner is mailed.
-    pub fn mailed(&mut self, endpoint: EndpointId) {
+    pub fn forget_mailed(&mut self, endpoint: EndpointId) {
         self.0.remove(&endpoint);
     }
 }
@@ -67,21 +67,21 @@ mod tests {
         let (one, two) = (EndpointId::mint(at(0), 1), EndpointId::mint(at(0), 2));
         let mut bursts = RefusedBursts::default();
         for n in 0..9 {
-            assert_eq!(bursts.count(one, at(n)), None);
-            assert_eq!(bursts.count(two, at(n * 1_000)), None);
+            assert_eq!(bursts.count_refused(one, at(n)), None);
+            assert_eq!(bursts.count_refused(two, at(n * 1_000)), None);
         }
-        assert_eq!(bursts.count(one, at(9)), Some(RefusedBurst { since: at(0), count: 10 }));
-        assert_eq!(bursts.count(two, at(9_000)), None, "they came slowly");
+        assert_eq!(bursts.count_refused(one, at(9)), Some(RefusedBurst { since: at(0), count: 10 }));
+        assert_eq!(bursts.count_refused(two, at(9_000)), None, "they came slowly");
     }
 
     #[test]
     fn a_burst_goes_on_being_counted_until_its_owner_is_mailed() {
         let one = EndpointId::mint(at(0), 1);
         let mut bursts = RefusedBursts::default();
-        let counted: Vec<_> = (0..30).map(|n| bursts.count(one, at(n))).collect();
+        let counted: Vec<_> = (0..30).map(|n| bursts.count_refused(one, at(n))).collect();
         assert_eq!(counted[29], Some(RefusedBurst { since: at(0), count: 30 }));
-        assert_eq!(bursts.count(one, at(80_000)), Some(RefusedBurst { since: at(0), count: 31 }));
-        bursts.mailed(one);
-        assert_eq!(bursts.count(one, at(80_001)), None);
+        assert_eq!(bursts.count_refused(one, at(80_000)), Some(RefusedBurst { since: at(0), count: 31 }));
+        bursts.forget_mailed(one);
+        assert_eq!(bursts.count_refused(one, at(80_001)), None);
     }
 }

@@ -129,7 +129,7 @@ impl SmtpMailer {
             .map_err(|problem| refused(&problem.to_string()))
     }
 
-    fn problem(&self, problem: &SmtpError, mail: &Mail) -> MailError {
+    fn mail_error(&self, problem: &SmtpError, mail: &Mail) -> MailError {
         let (host, port) = (&self.server.host, self.server.port);
         let mut text = problem.to_string();
         let mut cause = std::error::Error::source(problem).and_then(std::error::Error::source);
@@ -153,7 +153,7 @@ impl Mailer for SmtpMailer {
         let message = self.compose(mail)?;
         let mut connection = match timeout(self.timeout, self.transmit(&message)).await {
             Ok(Ok(connection)) => connection,
-            Ok(Err(problem)) => return Err(self.problem(&problem, mail)),
+            Ok(Err(problem)) => return Err(self.mail_error(&problem, mail)),
             Err(_) => {
                 let (host, port, within) = (&self.server.host, self.server.port, Span(self.timeout).words());
                 return Err(MailError::Temporary(format!("{host}:{port}: the mail server took longer than {within}")));

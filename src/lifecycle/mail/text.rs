@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use crate::model::endpoint_event::{Actor, EndpointEvent};
 use crate::model::suggested_command::command_anywhere;
-use crate::model::url_versions::masked;
+use crate::model::url_versions::mask_url;
 
 /// The kind of trouble that a mail is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ const LINE_CHARS_MAX: usize = 300;
 /// Returns the subject and the text of a mail about trouble.
 pub fn subject_and_text(facts: &MailFacts) -> (String, String) {
     let description = one_line(&facts.description);
-    let name = cut(if description.is_empty() { masked(&facts.url) } else { description }, NAME_CHARS_MAX);
+    let name = cut_to_chars(if description.is_empty() { mask_url(&facts.url) } else { description }, NAME_CHARS_MAX);
     let subject = match facts.reason_kind {
         MailReason::BreakerOpened => format!("Webhooks are failing: {name}"),
         MailReason::Paused => format!("Webhooks are paused: {name}"),
@@ -99,16 +99,16 @@ fn trouble(facts: &MailFacts) -> String {
 }
 
 fn details(facts: &MailFacts) -> String {
-    let mut rows = vec![("URL", masked(&facts.url))];
+    let mut rows = vec![("URL", mask_url(&facts.url))];
     let description = one_line(&facts.description);
     if !description.is_empty() {
-        rows.push(("Description", cut(description, LINE_CHARS_MAX)));
+        rows.push(("Description", cut_to_chars(description, LINE_CHARS_MAX)));
     }
     rows.push(("Endpoint", facts.endpoint.clone()));
     rows.push(("Tenant", facts.tenant.clone()));
-    rows.push(("Since", utc(facts.since)));
-    rows.push(("Reason", cut(one_line(&facts.reason), LINE_CHARS_MAX)));
-    rows.extend(facts.waiting.map(|waiting| ("Waiting", deliveries(waiting))));
+    rows.push(("Since", utc_text(facts.since)));
+    rows.push(("Reason", cut_to_chars(one_line(&facts.reason), LINE_CHARS_MAX)));
+    rows.extend(facts.waiting.map(|waiting| ("Waiting", deliveries_words(waiting))));
     let rows: Vec<String> = rows.iter().map(|(name, value)| format!("  {:<12} {value}", format!("{name}:"))).collect();
     rows.join("\n")
 }
@@ -119,7 +119,7 @@ fn consequence(facts: &MailFacts) -> String {
     match facts.reason_kind {
         MailReason::BreakerOpened => {
             let probe = match facts.next_probe_at {
-                Some(at) => format!("The next try is at {}", utc(at)),
+                Some(at) => format!("The next try is at {}", utc_text(at)),
                 None => "We try it again now and then".to_owned(),
             };
             format!("{HELD} {probe}, with one delivery; when that is accepted, the rest follows, slowly at first.")
@@ -192,14 +192,14 @@ pub(super) fn one_line(text: &str) -> String {
     parts.join(" ")
 }
 
-fn cut(text: String, chars: usize) -> String {
+fn cut_to_chars(text: String, chars: usize) -> String {
     match text.char_indices().nth(chars) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
 }
 
-fn deliveries(count: u64) -> String {
+fn deliveries_words(count: u64) -> String {
     match count {
         0 => "no deliveries".to_owned(),
         1 => "1 delivery".to_owned(),
@@ -207,7 +207,7 @@ fn deliveries(count: u64) -> String {
     }
 }
 
-fn utc(at: Timestamp) -> String {
+fn utc_text(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 

@@ -34,6 +34,9 @@ pub fn event_id(install_id: &str, row: i64) -> String {
 /// Writes the event of a row, or says why no gateway would accept it.
 pub fn event_json(install_id: &str, row: &OutboxRow) -> Result<Vec<u8>, RefusedRow> {
     let refused = |code: &str, reason: String| RefusedRow { id: row.id, code: code.to_owned(), reason };
+    if let Some(fault) = &row.fault {
+        return Err(refused("invalid_field", fault.clone()));
+    }
     let Some(data) = &row.data else {
         return Err(refused("payload_too_large", "data is larger than 64 MiB, which no gateway accepts".into()));
     };
@@ -67,6 +70,7 @@ mod tests {
             timestamp: "2026-11-15T08:00:00.000000Z".into(),
             expires_at: None,
             data: Some(data.into()),
+            fault: None,
         }
     }
 
@@ -86,5 +90,12 @@ mod tests {
         }
         let none = OutboxRow { data: None, ..row("1") };
         assert_eq!(event_json("0a", &none).unwrap_err().code, "payload_too_large");
+    }
+
+    #[test]
+    fn a_row_that_could_not_be_read_is_refused_with_the_reason() {
+        let odd = OutboxRow { fault: Some("endpoints has an element that is NULL".into()), ..row("1") };
+        let refused = event_json("0a", &odd).unwrap_err();
+        assert_eq!((refused.code.as_str(), refused.reason), ("invalid_field", odd.fault.unwrap()));
     }
 }

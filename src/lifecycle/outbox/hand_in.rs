@@ -3,7 +3,8 @@
 //! Rows go in batches of which one refusal refuses all, so that no row passes
 //! an earlier one of its key. A refused batch is handed in again without the
 //! rows at fault and those behind them; then each row at fault goes alone, and
-//! what is refused alone can never be accepted as it is.
+//! what is refused alone can never be accepted as it is. Where there is no room
+//! for a batch, there may be for its first rows: it is halved until it fits.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use super::event_json::event_json;
 use super::{EventRoute, EventSink, SinkResponse};
 use crate::model::id::TenantId;
+use crate::store::MissingResource;
 use crate::store::outbox::claim::{OutboxRow, RefusedRow};
 
 /// Most events of one batch.
@@ -24,7 +26,7 @@ const BATCH_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 const REASON_MAX: usize = 500;
 
 /// Codes of the API after which the same event is refused again. `not_found`
-/// is the tenant, `wrong_state` the tenant `_system`.
+/// is the tenant, if the answer says so, `wrong_state` the tenant `_system`.
 const FINAL_CODES: [&str; 8] = [
     "invalid_json",
     "unknown_field",
@@ -39,6 +41,10 @@ const FINAL_CODES: [&str; 8] = [
 const UNUSABLE_TENANT: [&str; 2] = ["not_found", "wrong_state"];
 /// Codes that stop the rows of one tenant for a while, and no others.
 const TENANT_CODES: [&str; 4] = ["rate_limited", "backlog_full", "quota_full", "missing_right"];
+
+/// Those of them that say that a tenant has no room for a request as it is; a
+/// smaller one may have.
+const NO_ROOM_CODES: [&str; 2] = ["backlog_full", "quota_full"];
 
 /// What became of the rows of one tenant.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -109,6 +115,9 @@ pub async fn hand_in(
         }
         match submit(sink, &tenant, &rows).await {
             HandInAnswer::Accepted => result.accepted.extend(rows.iter().map(|row| row.id)),
+            HandInAnswer::Later(pause) if rows.len() > 1 && NO_ROOM_CODES.contains(&pause.code.as_str()) => {
+                hand_in_first(&mut requests, halved(rows));
+            }
             HandInAnswer::Later(pause) => {
                 result.pause = Some(pause);
                 break;
@@ -122,13 +131,18 @@ pub async fn hand_in(
                 result.refused.push(refused_row(rows[0].id, &code, &shortened(reason)));
             }
             HandInAnswer::Refused { code, at_fault, .. } => {
-                for request in smaller(rows, &code, &at_fault).into_iter().rev() {
-                    requests.push_front(request);
-                }
+                hand_in_first(&mut requests, smaller(rows, &code, &at_fault));
             }
         }
     }
     result
+}
+
+/// Puts requests before all others, in their order.
+fn hand_in_first(requests: &mut VecDeque<Vec<PreparedRow>>, first: Vec<Vec<PreparedRow>>) {
+    for request in first.into_iter().rev() {
+        requests.push_front(request);
+    }
 }
 
 fn refused_row(id: i64, code: &str, reason: &str) -> RefusedRow {
@@ -176,10 +190,9 @@ fn split(rows: Vec<PreparedRow>) -> VecDeque<Vec<PreparedRow>> {
 /// fault of the rows together, and so may what names no item: then it is
 /// halved. Otherwise the rows that are not at fault go first, and of each key
 /// the first one at fault alone; those behind it stay where they are.
-fn smaller(mut rows: Vec<PreparedRow>, code: &str, at_fault: &HashSet<usize>) -> Vec<Vec<PreparedRow>> {
+fn smaller(rows: Vec<PreparedRow>, code: &str, at_fault: &HashSet<usize>) -> Vec<Vec<PreparedRow>> {
     if at_fault.is_empty() || code == "fanout_limit" {
-        let second = rows.split_off(rows.len() / 2);
-        return vec![rows, second];
+        return halved(rows);
     }
     let (mut good, mut alone, mut faulty_keys) = (Vec::new(), Vec::new(), HashSet::new());
     for (n, row) in rows.into_iter().enumerate() {
@@ -194,6 +207,12 @@ fn smaller(mut rows: Vec<PreparedRow>, code: &str, at_fault: &HashSet<usize>) ->
         }
     }
     std::iter::once(good).filter(|good| !good.is_empty()).chain(alone).collect()
+}
+
+/// Splits a request of several rows in two, in their order.
+fn halved(mut rows: Vec<PreparedRow>) -> Vec<Vec<PreparedRow>> {
+    let second = rows.split_off(rows.len() / 2);
+    vec![rows, second]
 }
 
 async fn submit(sink: &dyn EventSink, tenant: &TenantId, rows: &[PreparedRow]) -> HandInAnswer {
@@ -225,6 +244,7 @@ fn batch_body(rows: &[PreparedRow]) -> Vec<u8> {
 struct ProblemDocument {
     code: String,
     detail: String,
+    missing: Option<String>,
     #[serde(default)]
     errors: Vec<FaultPointer>,
 }
@@ -241,6 +261,16 @@ fn judge(response: &SinkResponse) -> HandInAnswer {
         return HandInAnswer::Accepted;
     }
     let Ok(problem) = serde_json::from_slice::<ProblemDocument>(&response.body) else {
+        if response.status == 413 {
+            // A proxy before the gateway takes less than the gateway does.
+            let reason = "the request is too large for what stands before the gateway, which answered 413 without an \
+                explanation";
+            return HandInAnswer::Refused {
+                code: "payload_too_large".into(),
+                reason: reason.into(),
+                at_fault: HashSet::new(),
+            };
+        }
         let reason = format!("the gateway answered {} without an explanation; check --server", response.status);
         return HandInAnswer::Later(Pause {
             code: "unexplained".into(),
@@ -249,7 +279,12 @@ fn judge(response: &SinkResponse) -> HandInAnswer {
             is_of_tenant: false,
         });
     };
-    let ProblemDocument { code, detail, errors } = problem;
+    let ProblemDocument { code, detail, missing, errors } = problem;
+    if code == "not_found" && missing.as_deref() != Some(MissingResource::Tenant.into()) {
+        // The route: no tenant is at fault, and no row.
+        let reason = format!("the gateway has no such route ({detail}); check the path of --server");
+        return HandInAnswer::Later(Pause { code, retry_after: response.retry_after, reason, is_of_tenant: false });
+    }
     if FINAL_CODES.contains(&code.as_str()) {
         let item = |field: FaultPointer| field.pointer.strip_prefix('/')?.split('/').next()?.parse().ok();
         return HandInAnswer::Refused { code, reason: detail, at_fault: errors.into_iter().filter_map(item).collect() };

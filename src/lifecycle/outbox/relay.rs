@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use super::EventSink;
 use super::hand_in::{HandInResult, Pause, hand_in};
+use crate::lifecycle::catch_panic::catch_panic;
 use crate::metrics::OutboxFigures;
 use crate::store::outbox::claim::{OutboxRow, RefusedRow};
 use crate::store::outbox::lease::{RENEWAL, RelayReport};
@@ -116,7 +117,7 @@ impl OutboxRelay {
     /// Creates a relay that counts what it does in these figures. `name` is for
     /// people.
     pub fn new(outbox: OutboxDatabase, sink: Arc<dyn EventSink>, figures: Arc<OutboxFigures>, name: String) -> Self {
-        figures.describe(outbox.description());
+        figures.set_description(outbox.description());
         let report = RelayReport { holder: format!("{:032x}", rand::random::<u128>()), name, ..RelayReport::default() };
         Self {
             outbox,
@@ -138,7 +139,7 @@ impl OutboxRelay {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let (mut poll, mut backoff) = (GrowingWait::of(POLLS), GrowingWait::of(BACKOFF));
         while !*stop.borrow() {
-            let step = self.step().await;
+            let step = self.step_unless_panic().await;
             if matches!(step, Ok(NextStep::GoOn | NextStep::Poll)) {
                 backoff = GrowingWait::of(BACKOFF);
             }
@@ -166,6 +167,19 @@ impl OutboxRelay {
         }
     }
 
+    /// Does what comes next. After a panic the relay begins again, with a wait as
+    /// after an error: the rows that it held are free with their transaction.
+    async fn step_unless_panic(&mut self) -> OutboxResult<NextStep> {
+        let panic = match catch_panic(self.step()).await {
+            Ok(step) => return step.inspect(|_| self.figures.record_reached()),
+            Err(panic) => panic,
+        };
+        let outbox = self.outbox.description();
+        error!(outbox, "the relay of the outbox at {outbox} panicked, and begins again: {panic}");
+        self.begin_again(format!("the relay panicked: {panic}"));
+        Ok(NextStep::Wait(None))
+    }
+
     /// Does what comes next: takes the lease, or relays one claim.
     async fn step(&mut self) -> OutboxResult<NextStep> {
         let identity = match self.identity.clone() {
@@ -178,7 +192,7 @@ impl OutboxRelay {
         }
         if !self.is_busy && !self.outbox.has_rows().await? {
             self.is_clear();
-            self.figures.caught_up();
+            self.figures.record_caught_up();
             return Ok(NextStep::Poll);
         }
         self.relay_claim(&identity).await
@@ -218,8 +232,8 @@ impl OutboxRelay {
     /// the relay shows the figures.
     async fn measure(&mut self, is_relay: bool) -> OutboxResult<()> {
         let lag = self.outbox.lag().await?;
-        let oldest = lag.oldest_seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0)));
-        self.figures.measured(is_relay, oldest, u64::try_from(lag.refused).unwrap_or(0));
+        let oldest = lag.oldest_seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        self.figures.record_measurement(is_relay, oldest, u64::try_from(lag.refused).unwrap_or(0));
         self.measured_at = Some(Instant::now());
         Ok(())
     }
@@ -229,7 +243,7 @@ impl OutboxRelay {
         let now = Instant::now();
         self.resting.retain(|_, until| *until > now);
         let resting: Vec<String> = self.resting.keys().cloned().collect();
-        let claim = self.outbox.claim(&resting, &self.after).await?;
+        let mut claim = self.outbox.claim(&resting, &self.after).await?;
         let is_from_start = std::mem::replace(&mut self.after, claim.next_after.clone()).is_empty();
         if claim.is_empty() {
             claim.give_back().await;
@@ -239,7 +253,7 @@ impl OutboxRelay {
         }
         self.is_busy = true;
         let mut by_tenant: BTreeMap<String, Vec<OutboxRow>> = BTreeMap::new();
-        for row in claim.rows.iter().cloned() {
+        for row in std::mem::take(&mut claim.rows) {
             by_tenant.entry(row.tenant.clone()).or_default().push(row);
         }
         let results = self.hand_in_all(identity, by_tenant).await;
@@ -254,7 +268,7 @@ impl OutboxRelay {
         }
         let (accepted, refused) = (whole.accepted.len(), whole.refused.len());
         claim.settle(whole.accepted, whole.refused).await?;
-        self.figures.relayed(accepted);
+        self.figures.count_relayed(accepted);
         self.relayed += accepted;
         Ok(match whole.pause {
             Some(pause) => NextStep::Wait(pause.retry_after),
@@ -310,7 +324,9 @@ impl OutboxRelay {
     /// all tenants.
     fn put_off(&mut self, tenant: String, pause: Pause) -> Option<Pause> {
         let kind = format!("{tenant} {}", pause.code);
-        self.complain(kind, format!("those of tenant {tenant} are put off, because {}", pause.reason));
+        let words = format!("those of tenant {tenant} are put off, because {}", pause.reason);
+        self.log_trouble(kind, &words);
+        self.count_error(words);
         if !pause.is_of_tenant {
             return Some(pause);
         }
@@ -319,18 +335,30 @@ impl OutboxRelay {
         None
     }
 
-    /// Notes an error of the outbox; it is checked again before it is used.
+    /// Notes an error of the outbox, and logs it.
     fn failed(&mut self, problem: &OutboxError) {
+        self.log_trouble(problem.to_string(), &problem.to_string());
+        self.begin_again(problem.to_string());
+    }
+
+    /// Counts why the outbox could not be relayed; it is checked again before it
+    /// is used.
+    fn begin_again(&mut self, words: String) {
         self.identity = None;
         // Another connection is another session, so the lease is asked for at once.
         self.lease.asked_at = None;
-        self.complain(problem.to_string(), problem.to_string());
+        self.figures.record_unreached(&words);
+        self.count_error(words);
     }
 
-    /// Counts trouble, and logs it unless the same kind was logged a moment ago.
-    fn complain(&mut self, kind: String, words: String) {
-        self.figures.failed();
+    fn count_error(&mut self, words: String) {
+        self.figures.count_failed();
         self.report.errors += 1;
+        self.report.last_error = Some(words);
+    }
+
+    /// Logs trouble, unless the same kind was logged a moment ago.
+    fn log_trouble(&mut self, kind: String, words: &str) {
         let is_known = self.trouble.get(&kind).is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL);
         if !is_known {
             let outbox = self.outbox.description();
@@ -340,7 +368,6 @@ impl OutboxRelay {
             }
             self.trouble.insert(kind, Instant::now());
         }
-        self.report.last_error = Some(words);
     }
 
     /// Notes that there is no trouble any more.

@@ -49,9 +49,9 @@ pub struct SpanExporter {
 
 /// Why a collector did not take a batch.
 enum ExportFailure {
-    /// It may take the batch later.
+    /// The collector may take the batch later.
     Temporary(String),
-    /// It will never take the batch.
+    /// The collector will never take the batch.
     Permanent(String),
 }
 
@@ -119,14 +119,14 @@ impl SpanExporter {
         match sent {
             Ok(rejected) => {
                 let rejected = rejected.min(count);
-                self.metrics.spans(SpanResult::Sent, count - rejected);
-                self.metrics.spans(SpanResult::Dropped, rejected);
+                self.metrics.count_spans(SpanResult::Sent, count - rejected);
+                self.metrics.count_spans(SpanResult::Dropped, rejected);
                 if std::mem::take(&mut self.is_failing) {
                     info!("traces are exported again");
                 }
             }
             Err(why) => {
-                self.metrics.spans(SpanResult::Dropped, count);
+                self.metrics.count_spans(SpanResult::Dropped, count);
                 self.log_export_failure(&why);
             }
         }

@@ -128,7 +128,7 @@ impl Tracer {
     }
 
     /// Makes the span of an event that was accepted at this wall time.
-    pub fn accepted(&self, event: &Event, at: Timestamp, took: Duration, deliveries: u32) {
+    pub fn trace_accepted(&self, event: &Event, at: Timestamp, took: Duration, deliveries: u32) {
         let Some(trace) = self.sampling.trace_of(event) else { return };
         let began_ns = nanos(at);
         self.enqueue(FinishedSpan {
@@ -142,7 +142,7 @@ impl Tracer {
 
     /// Makes the spans of an attempt whose outcome was written. `server` returns
     /// the host and port that were called.
-    pub fn settled(&self, settled: SettledAttempt<'_>, server: impl FnOnce() -> Option<(String, u16)>) {
+    pub fn trace_settled(&self, settled: SettledAttempt<'_>, server: impl FnOnce() -> Option<(String, u16)>) {
         let SettledAttempt { claim, attempt, next, written, offset } = settled;
         let event = &*claim.event;
         let Some(trace) = self.sampling.trace_of(event) else { return };
@@ -173,12 +173,7 @@ impl Tracer {
             ended_ns,
             ..span(TraceStep::Attempt, SpanFacts::Attempt { server: server(), status, error, verdict })
         });
-        let (state, cause) = match next {
-            NextState::Delivered => (DeliveryState::Delivered, None),
-            NextState::Waiting { .. } => (DeliveryState::Waiting, None),
-            NextState::Dead(cause) => (DeliveryState::Dead, Some(*cause)),
-            NextState::ExpiredByProducer => (DeliveryState::Dead, Some(DeadCause::Expired)),
-        };
+        let (state, cause) = (next.state(), next.cause());
         let (begin, end) = (nanos(offset.wall(written.0)), nanos(offset.wall(written.1)));
         self.enqueue(FinishedSpan {
             parent: Some(id_of(TraceStep::Attempt)),
@@ -190,7 +185,7 @@ impl Tracer {
 
     fn enqueue(&self, span: FinishedSpan) {
         if self.queue.try_send(span).is_err() {
-            self.metrics.spans(SpanResult::Dropped, 1);
+            self.metrics.count_spans(SpanResult::Dropped, 1);
         }
     }
 }

@@ -22,7 +22,7 @@ const INTERNAL: u64 = 1;
 const SERVER: u64 = 2;
 const CLIENT: u64 = 3;
 
-/// Who exports the spans.
+/// The node that exports the spans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportingNode {
     /// Name that tells this node from the others.

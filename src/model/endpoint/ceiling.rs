@@ -151,9 +151,9 @@ impl EndpointCeiling {
     }
 
     /// Returns the settings that lie above the ceiling.
-    pub fn above(&self, settings: &EndpointSettings) -> Vec<AboveCeiling> {
+    pub fn settings_above(&self, settings: &EndpointSettings) -> Vec<AboveCeiling> {
         let mut violations = Vec::new();
-        let policy = settings.retry.filled();
+        let policy = settings.retry.fill_defaults();
         let mut compare = |is_above: bool, setting, is: &dyn ToString, most: &dyn ToString| {
             if is_above {
                 violations.push(AboveCeiling { setting, is: is.to_string(), most: most.to_string() });
@@ -202,17 +202,17 @@ mod tests {
         assert_eq!(ceiling.max_in_flight(high.max_in_flight), 20);
         assert_eq!(ceiling.rate(high.rate), Rate { per_second: 5.0, burst: 5 });
         assert_eq!(ceiling.timeout(high.timeout).total, Span::secs(2));
-        let policy = ceiling.policy(high.retry.filled());
+        let policy = ceiling.policy(high.retry.fill_defaults());
         assert_eq!((policy.max_attempts, policy.max_age), (3, Span::secs(3_600)));
-        let above: Vec<&str> = ceiling.above(&high).iter().map(|above| above.setting.limit()).collect();
+        let above: Vec<&str> = ceiling.settings_above(&high).iter().map(|above| above.setting.limit()).collect();
         let names = ["max_in_flight", "per_second", "timeout", "max_attempts", "max_age"];
         assert_eq!(above, names.map(|name| format!("endpoint.{name}")));
         let low = settings(serde_json::json!({
             "url": "https://a", "max_in_flight": 20, "rate": {"per_second": 5, "burst": 50},
             "timeout": {"total": "2s"}, "retry": {"preset": "standard", "max_attempts": 3, "max_age": "1h"}
         }));
-        assert_eq!(ceiling.above(&low), []);
+        assert_eq!(ceiling.settings_above(&low), []);
         assert_eq!(ceiling.rate(low.rate), low.rate, "what lies below is left as it is");
-        assert_eq!(EndpointCeiling::default().policy(high.retry.filled()), high.retry.filled());
+        assert_eq!(EndpointCeiling::default().policy(high.retry.fill_defaults()), high.retry.fill_defaults());
     }
 }

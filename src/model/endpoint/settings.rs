@@ -33,7 +33,7 @@ pub struct EndpointSettings {
     /// What people call it, at most 1,024 bytes.
     #[serde(default)]
     pub description: String,
-    /// Who is [mailed](gentle.md#mail) when it is in trouble, if there is a mail server.
+    /// Address that is [mailed](gentle.md#mail) when the endpoint is in trouble, if there is a mail server.
     #[serde(default)]
     #[schema(example = "ops@example.com")]
     pub owner_email: Option<String>,
@@ -241,7 +241,7 @@ impl EndpointSettings {
                 || are_rules_unchanged && pointer == "/status_rules"
         };
         problems.retain(|problem| !is_accepted(&problem.pointer));
-        if problems.is_empty() { Ok(self.retry.filled()) } else { Err(problems) }
+        if problems.is_empty() { Ok(self.retry.fill_defaults()) } else { Err(problems) }
     }
 
     /// Checks everything but the URL's target, which the egress guard judges.

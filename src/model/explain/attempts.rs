@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use super::{ExplainedAttempt, ExplanationFacts, answer_words, between, secret_change};
+use super::{ExplainedAttempt, ExplanationFacts, answer_words, secret_change, words_between};
 use crate::model::attempt::{Attempt, Decision};
-use crate::model::delivery::{DeliveryState, after};
+use crate::model::delivery::{DeliveryState, time_after};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::{Span, words};
-use crate::model::status_rules::{RuleSource, StatusTable};
+use crate::model::status_rules::{RuleSource, StatusAction, StatusTable};
 use crate::model::verdict::Verdict;
 
 /// Delay after its due time from which an attempt counts as held back.
 const LATE: Duration = Duration::from_secs(2);
 
 impl ExplanationFacts<'_> {
-    pub(super) fn explained(&self, attempt: &Attempt) -> ExplainedAttempt {
+    pub(super) fn explain_attempt(&self, attempt: &Attempt) -> ExplainedAttempt {
         ExplainedAttempt {
             number: attempt.number,
             started_at: attempt.started_at,
@@ -35,13 +35,13 @@ impl ExplanationFacts<'_> {
             answer_words(attempt),
             duration_words(attempt),
         )];
-        let refused = attempt.refused_target.as_ref().filter(|_| self.is_operator);
+        let refused = attempt.refused_target.as_ref().filter(|_| self.reader.is_operator);
         sentences.extend(refused.map(|reason| format!("For the operator alone: {reason}.")));
         sentences.extend(self.lateness(attempt));
         sentences.push(judgement(attempt));
         let changed = self.endpoint.and_then(|p| secret_change(&p.secrets, p.created_at, attempt));
         sentences.extend(changed.map(|changed| {
-            format!("{}, and a receiver that has another one refuses what it cannot verify.", capitalized(&changed))
+            format!("{}, and a receiver that has another one refuses what it cannot verify.", capitalize(&changed))
         }));
         if let Some(policy) = self.new_policy(attempt) {
             sentences.push(format!("The endpoint's policy had been changed: it was now {policy}."));
@@ -58,9 +58,9 @@ impl ExplanationFacts<'_> {
         let is_replay = attempt.number == self.delivery.progress.attempts_before + 1;
         let before = self.attempts.iter().find(|other| other.number + 1 == attempt.number && !is_replay)?;
         let planned_at = before.decision.next_attempt_at?;
-        let is_late = after(planned_at, LATE) < attempt.started_at;
+        let is_late = time_after(planned_at, LATE) < attempt.started_at;
         is_late.then(|| {
-            let late_by = between(planned_at, attempt.started_at);
+            let late_by = words_between(planned_at, attempt.started_at);
             format!("That was {late_by} after it was due: its endpoint was held, left alone or full, its lane was taken, or the gateway was down.")
         })
     }
@@ -99,12 +99,7 @@ impl ExplanationFacts<'_> {
 /// Says which rule judged the answer, and how.
 fn judgement(attempt: &Attempt) -> String {
     let decision = &attempt.decision;
-    let action = match decision.verdict {
-        Verdict::Delivered => "deliver",
-        Verdict::Retry => "retry",
-        Verdict::Refused => "refuse",
-        Verdict::Gone => "disable",
-    };
+    let action = StatusAction::from(decision.verdict).as_str();
     let rule = &decision.rule;
     let by_table = |table: StatusTable| {
         let row = table.rows().find(|row| row.on.to_string() == *rule);
@@ -144,11 +139,11 @@ fn drawn_delay(decision: &Decision) -> Option<String> {
 
 /// Returns the text with a capital letter and a full stop.
 fn as_sentence(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("{}.", capitalized(text)) }
+    if text.is_empty() { String::new() } else { format!("{}.", capitalize(text)) }
 }
 
 /// Returns the text with a capital letter.
-fn capitalized(text: &str) -> String {
+fn capitalize(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), letters.as_str()))
 }

@@ -2,9 +2,9 @@
 
 use jiff::Timestamp;
 
-use super::{ExplanationFacts, answer_words, between};
+use super::{ExplanationFacts, answer_words, words_between};
 use crate::model::delivery::{Delivery, DeliveryState, WaitingFor};
-use crate::model::endpoint_event::OpenCause;
+use crate::model::endpoint_event::{Actor, OpenCause};
 use crate::model::named_enum::NamedEnum;
 
 impl ExplanationFacts<'_> {
@@ -17,7 +17,7 @@ impl ExplanationFacts<'_> {
             (DeliveryState::Delivered, _) => format!(
                 "Delivered on attempt {} at {finished_at:.0}, {} after it was accepted.",
                 self.delivery.progress.attempts,
-                between(self.delivery.created_at, finished_at),
+                words_between(self.delivery.created_at, finished_at),
             ),
             (DeliveryState::Dead, Some(cause)) => {
                 format!(
@@ -69,6 +69,9 @@ impl ExplanationFacts<'_> {
         let status = self.endpoint.map(|endpoint| &endpoint.status);
         let since = status.map(|status| format!(" since {:.0}", status.since)).unwrap_or_default();
         let reason = status.and_then(|status| status.reason.as_deref()).unwrap_or("no reason was given");
+        let is_told =
+            self.reader.sees_notes || status.is_some_and(|status| status.by.is_some_and(|by| by != Actor::Person));
+        let reason = if is_told { reason } else { "by a person" };
         match waiting_for {
             WaitingFor::Due => self.waiting_until_due(),
             WaitingFor::Backpressure => self.waiting_for_backpressure(),
@@ -94,7 +97,7 @@ impl ExplanationFacts<'_> {
     fn waiting_until_due(&self) -> String {
         let next = self.next_number();
         match (self.next_start(), self.gives_up_first()) {
-            (Some(at), _) => format!("Waiting: attempt {next} starts at {at:.0}, in {}.", between(self.now, at)),
+            (Some(at), _) => format!("Waiting: attempt {next} starts at {at:.0}, in {}.", words_between(self.now, at)),
             (None, Some(gives_up)) => format!("Waiting: attempt {next} would start too late; {gives_up}."),
             (None, None) => format!("Waiting: attempt {next} is due and starts at any moment."),
         }
@@ -105,7 +108,7 @@ impl ExplanationFacts<'_> {
             Some(at) => format!(
                 "Waiting: the receiver asked to be left alone (Retry-After); attempt {} starts at {at:.0}, in {}.",
                 self.next_number(),
-                between(self.now, at)
+                words_between(self.now, at)
             ),
             None => {
                 let gives_up = self.gives_up_first().map(|gives_up| format!("; {gives_up}")).unwrap_or_default();
@@ -118,16 +121,18 @@ impl ExplanationFacts<'_> {
         let by_person = self.endpoint.is_some_and(|endpoint| endpoint.health.is_opened_by_person());
         let reason = self.endpoint.and_then(|endpoint| endpoint.health.reason.as_deref());
         // The sentence says it already.
+        let is_noted = self.endpoint.is_some_and(|endpoint| endpoint.health.is_reason_of_person());
+        let reason = reason.filter(|_| self.reader.sees_notes || !is_noted);
         let reason = reason.filter(|reason| !by_person || *reason != OpenCause::Person { note: None }.reason());
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         match (self.next_start(), self.gives_up_first()) {
             (Some(at), _) if by_person => format!(
                 "Waiting: a person opened its endpoint's breaker{reason}; the next probe starts at {at:.0}, in {}.",
-                between(self.now, at)
+                words_between(self.now, at)
             ),
             (Some(at), _) => format!(
                 "Waiting: its endpoint keeps failing, so the breaker is open{reason}; the next probe starts at {at:.0}, in {}.",
-                between(self.now, at)
+                words_between(self.now, at)
             ),
             (None, _) if self.is_breaker_forced() => {
                 format!("Waiting: a person opened its endpoint's breaker{reason}.")

@@ -30,7 +30,7 @@ fn endpoint(settings: Value) -> Endpoint {
         policy: settings.check().unwrap(),
         settings,
         status: EndpointStatus::active(at(0)),
-        quiet_until: None,
+        backpressure_until: None,
         health: EndpointHealth::default(),
         mailed_at: None,
         secrets: Vec::new(),
@@ -45,6 +45,7 @@ struct DeliveryHistory {
     attempts: Vec<Attempt>,
     endpoint: Endpoint,
     head: Option<(DeliveryId, bool)>,
+    sees_notes: bool,
 }
 
 impl DeliveryHistory {
@@ -75,7 +76,7 @@ impl DeliveryHistory {
             internal_error: None,
             body_sha256: None,
         };
-        Self { delivery, attempts: Vec::new(), endpoint, head: None }
+        Self { delivery, attempts: Vec::new(), endpoint, head: None, sees_notes: true }
     }
 
     fn limits(&self, now: Timestamp) -> DeliveryTimeLimits<'_> {
@@ -149,7 +150,7 @@ impl DeliveryHistory {
     }
 
     fn with_status(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
-        self.endpoint.status = self.endpoint.status.moved(state, Some(reason.into()), Actor::Person, now);
+        self.endpoint.status = self.endpoint.status.with_state(state, Some(reason.into()), Actor::Person, now);
         self
     }
 
@@ -164,10 +165,10 @@ impl DeliveryHistory {
     fn explained(&self, waiting_for: Option<WaitingFor>, now: Timestamp) -> String {
         let next_attempt_at = match waiting_for {
             Some(WaitingFor::Due | WaitingFor::Slot) => Some(self.delivery.due_at.max(now)),
-            Some(WaitingFor::Backpressure) => self.endpoint.quiet_until,
+            Some(WaitingFor::Backpressure) => self.endpoint.backpressure_until,
             _ => None,
         };
-        let end = self.delivery.progress.end(&self.limits(now));
+        let end = self.delivery.progress.deadline(&self.limits(now));
         let is_in_flight = self.delivery.state == DeliveryState::Waiting && waiting_for.is_none();
         let outlook = DeliveryOutlook { is_in_flight, waiting_for, next_attempt_at, end };
         let explanation = explain(&ExplanationFacts {
@@ -177,7 +178,7 @@ impl DeliveryHistory {
             head: self.head,
             outlook,
             hold_max: HOLD_MAX,
-            is_operator: false,
+            reader: ExplanationReader { is_operator: false, sees_notes: self.sees_notes },
             now,
         });
         let mut out = explanation.summary + "\n";
@@ -224,7 +225,7 @@ fn a_429_without_one_doubles() {
 #[test]
 fn backpressure_names_the_time_and_the_way_through() {
     let mut story = DeliveryHistory::of(standard()).answered(500);
-    story.endpoint.quiet_until = Some(at(900));
+    story.endpoint.backpressure_until = Some(at(900));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Backpressure), at(60)));
 }
 
@@ -268,6 +269,41 @@ fn a_breaker_that_a_person_opened_is_told_as_such() {
     let mut story = DeliveryHistory::of(standard());
     story.endpoint.health = EndpointHealth::default().forced_open(None, "maintenance".into(), at(0));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Breaker), at(30)));
+}
+
+#[test]
+fn whoever_may_not_read_notes_is_told_that_a_person_did_it() {
+    let story = |sees_notes, history: DeliveryHistory| DeliveryHistory { sees_notes, ..history };
+    let paused = || DeliveryHistory::of(standard()).with_status(EndpointState::Paused, "unpaid bill", at(100));
+    let opened = |until| {
+        let mut history = DeliveryHistory::of(standard());
+        history.endpoint.health = EndpointHealth::default().forced_open(until, "unpaid bill".into(), at(0));
+        history
+    };
+    // Once the time is over, a ramp begins; its reason is still the note.
+    let recovering = || {
+        let mut history = opened(Some(at(10)));
+        history.endpoint.health.phase = BreakerPhase::Ramp { width: 1 };
+        history
+    };
+    let held: [(WaitingFor, &dyn Fn() -> DeliveryHistory); 4] = [
+        (WaitingFor::Pause, &paused),
+        (WaitingFor::Breaker, &|| opened(None)),
+        (WaitingFor::Breaker, &|| opened(Some(at(900)))),
+        (WaitingFor::Breaker, &recovering),
+    ];
+    for (waiting_for, history) in held {
+        let told = story(true, history()).explained(Some(waiting_for), at(200));
+        assert!(told.contains("unpaid bill"), "{told}");
+        let told = story(false, history()).explained(Some(waiting_for), at(200));
+        assert!(!told.contains("unpaid"), "{told}");
+    }
+    let told = story(false, paused()).explained(Some(WaitingFor::Pause), at(200));
+    assert!(told.contains("its endpoint is paused since") && told.contains("(by a person)"), "{told}");
+    // What the gateway decided is no secret of anybody.
+    let mut refused = paused();
+    refused.endpoint.status.by = Some(Actor::Gateway);
+    assert!(story(false, refused).explained(Some(WaitingFor::Pause), at(200)).contains("unpaid bill"));
 }
 
 #[test]
@@ -402,7 +438,7 @@ fn what_went_with_its_endpoint_says_so() {
         head: None,
         outlook: DeliveryOutlook::default(),
         hold_max: HOLD_MAX,
-        is_operator: false,
+        reader: ExplanationReader { is_operator: false, sees_notes: true },
         now: at(60),
     };
     let Explanation { summary, sentences, .. } = explain(&facts);

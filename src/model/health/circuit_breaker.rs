@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{BreakerPhase, EndpointHealth};
 use crate::model::breaker::{BreakerSettings, FailureWindow};
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::endpoint_event::{CloseCause, EndpointEvent, OpenCause, PauseCause};
 use crate::model::span::Span;
 use crate::model::verdict::Verdict;
@@ -119,7 +119,7 @@ impl CircuitBreaker {
         let mut events = Vec::new();
         let observation = Observation { input, thresholds, now, draw };
         let is_of_phase = self.health.is_of_phase(input);
-        self.count(observation, is_of_phase, &mut events);
+        self.update_counters(observation, is_of_phase, &mut events);
         match self.health.phase {
             BreakerPhase::Closed => self.observe_closed(observation, &mut events),
             BreakerPhase::Open { until: Some(_) } if is_of_phase => self.observe_probe(observation, &mut events),
@@ -147,7 +147,7 @@ impl CircuitBreaker {
     }
 
     /// Updates the counters of failures, refusals and answers without a success.
-    fn count(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<EndpointEvent>) {
+    fn update_counters(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<EndpointEvent>) {
         let (input, window, now) = (observation.input, observation.thresholds.breaker.window, observation.now);
         let health = &mut self.health;
         match input.verdict {
@@ -273,7 +273,7 @@ impl CircuitBreaker {
         let until = self.cooldown_end(observation);
         self.health.since = Some(observation.now);
         self.health.trouble_since.get_or_insert(observation.now);
-        self.hold(until, EndpointEvent::BreakerOpened { until: Some(until), cause }, events);
+        self.hold_until(until, EndpointEvent::BreakerOpened { until: Some(until), cause }, events);
     }
 
     /// Holds requests back for another cool-down, after a failed probe.
@@ -281,13 +281,14 @@ impl CircuitBreaker {
         // A probe that a person asked for early must not shorten the cool-down.
         let until = self.cooldown_end(observation).max(self.health.open_until().unwrap_or(Timestamp::MIN));
         let answer = observation.input.answer.clone();
-        self.hold(until, EndpointEvent::ProbeFailed { until, answer }, events);
+        self.hold_until(until, EndpointEvent::ProbeFailed { until, answer }, events);
     }
 
-    fn hold(&mut self, until: Timestamp, event: EndpointEvent, events: &mut Vec<EndpointEvent>) {
+    fn hold_until(&mut self, until: Timestamp, event: EndpointEvent, events: &mut Vec<EndpointEvent>) {
         self.health.ramp_until = None;
         self.health.phase = BreakerPhase::Open { until: Some(until) };
         self.health.reason = event.reason();
+        self.health.is_reason_noted = false;
         self.window = FailureWindow::default();
         events.push(event);
     }
@@ -297,7 +298,7 @@ impl CircuitBreaker {
         let breaker = observation.thresholds.breaker;
         let doubled = breaker.cooldown.0.saturating_mul(1 << self.health.trips.min(20));
         let cooldown = doubled.min(breaker.cooldown_max.0);
-        after(observation.now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * observation.draw))
+        time_after(observation.now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * observation.draw))
     }
 
     /// Closes the breaker into a ramp.
@@ -316,6 +317,7 @@ impl CircuitBreaker {
         health.phase = BreakerPhase::Closed;
         health.since = Some(now);
         health.reason = None;
+        health.is_reason_noted = false;
         health.ramp_until = None;
         health.trips = 0;
     }

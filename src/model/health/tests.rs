@@ -52,7 +52,7 @@ impl Subject {
     }
 
     fn width(&self) -> usize {
-        self.circuit.health.width(self.cap, at(self.now))
+        self.circuit.health.open_requests_limit(self.cap, at(self.now))
     }
 
     fn probe_in(&self) -> i64 {
@@ -373,7 +373,7 @@ fn health_is_kept_as_text_and_an_empty_one_is_healthy() {
 #[test]
 fn the_ramp_of_a_start_opens_by_the_usual_thresholds_and_that_of_a_recovery_by_three() {
     let mut started = Subject::new();
-    started.circuit.adopt(&EndpointHealth { version: 1, ..EndpointHealth::default() }.gained(at(0)));
+    started.circuit.adopt(&EndpointHealth { version: 1, ..EndpointHealth::default() }.after_take_over(at(0)));
     assert_eq!(started.state(), BreakerState::Ramp);
     for failure in 1..10 {
         assert!(started.record_verdict(Verdict::Retry).is_empty(), "{failure}");

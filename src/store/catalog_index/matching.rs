@@ -35,7 +35,7 @@ impl CatalogIndex {
             };
             return named.iter().map(|id| find(id).ok_or(Error::UnknownEndpoint(*id))).collect();
         }
-        Ok(entry.wanting(event, Endpoint::receives_events))
+        Ok(entry.endpoints_wanting(event, Endpoint::receives_events))
     }
 
     /// Returns the events that tell of something, each with the number of its
@@ -57,7 +57,7 @@ impl CatalogIndex {
         let route = |tenant: &TenantId, hears: fn(&Endpoint) -> bool| {
             let entry = self.tenants.get(tenant)?;
             let event = operational_event.event(tenant.clone(), now, draw());
-            let targets = entry.wanting(&event, hears);
+            let targets = entry.endpoints_wanting(&event, hears);
             let event = Arc::new(event);
             Some((entry.no, RoutedEvent { event, fingerprint: None, targets, due_at: None, expires_at: None }))
         };
@@ -72,7 +72,7 @@ impl CatalogIndex {
 
 impl TenantEntry {
     /// Returns the endpoints that want an event, of those that hear it.
-    fn wanting(&self, event: &Event, hears: fn(&Endpoint) -> bool) -> Vec<Arc<Endpoint>> {
+    fn endpoints_wanting(&self, event: &Event, hears: fn(&Endpoint) -> bool) -> Vec<Arc<Endpoint>> {
         let mut data = ParsedData::new(&event.data);
         let by_type = self.by_type.get(event.event_type.as_str());
         let candidates = by_type.into_iter().flatten().chain(&self.by_pattern);

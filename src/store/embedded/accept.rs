@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::history::stored_event;
-use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis, state_code};
+use super::rows::{RequestColumns, at, delivery_id, format_code, millis, separate_unknown_codes, state_code};
 use super::writer::{AcceptedUsage, WriteTransaction};
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::Endpoint;
@@ -87,7 +87,7 @@ pub fn accept_one(
     let (first_delivery, checksum) = (*transaction.next_delivery, event.checksum.unwrap_or_default());
     let row = EventToInsert { tenant, fingerprint: new.fingerprint, first_delivery, event };
     if row.insert(transaction.db)? == 0 {
-        return seen_before(transaction.db, tenant, new);
+        return compare_with_accepted(transaction.db, tenant, new);
     }
     let event_no = transaction.db.last_insert_rowid();
     let mut claims = Vec::with_capacity(targets.len());
@@ -114,7 +114,7 @@ insert! {
     }
 }
 
-fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Result<AcceptResult> {
+fn compare_with_accepted(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Result<AcceptResult> {
     let sql = "SELECT fingerprint, accepted_at, deliveries FROM events WHERE tenant = ? AND id = ?";
     let (fingerprint, accepted_at, deliveries): (Option<Vec<u8>>, i64, u32) = db
         .prepare_cached(sql)?
@@ -122,7 +122,8 @@ fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Res
     let comparison = match new.compare_fingerprint(fingerprint.as_deref()) {
         Some(comparison) => comparison,
         None => {
-            let first = known(stored_event(db, tenant, &new.event.tenant, &new.event.id))?.ok().flatten();
+            let first =
+                separate_unknown_codes(stored_event(db, tenant, &new.event.tenant, &new.event.id))?.ok().flatten();
             let fingerprint = fingerprint.as_deref().unwrap_or_default();
             first.map_or(ContentComparison::Differs(Vec::new()), |first| new.compare_content(&first.event, fingerprint))
         }
@@ -209,11 +210,12 @@ impl DeliveryToInsert<'_> {
     fn join_lane(&self, db: &Connection, lane: &str, now: i64) -> rusqlite::Result<(i64, bool)> {
         db.prepare_cached(
             "INSERT INTO lanes (endpoint, lane, last_seq, head, head_since, touched_at, last_event)
-             VALUES (?1, ?2, 1 + coalesce((SELECT floor FROM seq_floors WHERE endpoint = ?1), 0), ?3, ?4, ?4, ?5)
+             VALUES (?1, ?2, 1 + coalesce((SELECT floor FROM seq_floors WHERE endpoint = ?1), 0),
+                     coalesce((SELECT head FROM lane_heads WHERE endpoint = ?1 AND lane = ?2), ?3), ?4, ?4, ?5)
              ON CONFLICT (endpoint, lane) DO UPDATE SET
                  last_seq = last_seq + 1,
-                 head_since = CASE WHEN head IS NULL THEN excluded.head_since ELSE head_since END,
-                 head = coalesce(head, excluded.head),
+                 head_since = CASE WHEN excluded.head = ?3 THEN excluded.head_since ELSE head_since END,
+                 head = excluded.head,
                  touched_at = excluded.touched_at,
                  last_event = excluded.last_event
              RETURNING last_seq, head",

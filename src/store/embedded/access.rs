@@ -12,7 +12,7 @@ use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
-use crate::store::access::draw;
+use crate::store::access::draw_id_bits;
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::row::SqliteColumns;
@@ -40,7 +40,7 @@ impl WriteTransaction<'_> {
     /// Records an action in the audit log, if a caller made it.
     pub fn record(&self, by: &Initiator, tenant: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
         let Some(caller) = by.caller() else { return Ok(()) };
-        let entry = AuditEntry::of(caller, audited, draw());
+        let entry = AuditEntry::of(caller, audited, draw_id_bits());
         let sql = "INSERT INTO audit (id, tenant, tenant_id, record) VALUES (?, ?, ?, ?)";
         let bound = params![id_bytes(entry.id.0), tenant, audited.tenant.as_str(), to_json(&entry.record)];
         self.db.prepare_cached(sql)?.execute(bound).map(|_| ())
@@ -115,7 +115,11 @@ impl AccessStore for EmbeddedStore {
                 )?;
                 let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
-                transaction.record(&by, transaction.audit_tenant(tenant.flatten())?, &audited.changing(rights))?;
+                transaction.record(
+                    &by,
+                    transaction.audit_tenant(tenant.flatten())?,
+                    &audited.with_changed_fields(rights),
+                )?;
                 transaction.after_commit(move |index| index.put_token(Arc::new(token)));
                 Ok(Ok(()))
             })
@@ -186,7 +190,7 @@ impl AccessStore for EmbeddedStore {
     }
 
     async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
-        let (first, end) = query.bounds(page_end::<AuditId>(&page)?);
+        let (first, end) = query.id_range(page_end::<AuditId>(&page)?);
         self.read(move |db| {
             let is_of = match (&query.tenant, query.is_present_only) {
                 (None, _) => "?4 IS NULL",
@@ -211,7 +215,7 @@ impl AccessStore for EmbeddedStore {
     }
 
     async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {
-        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
+        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.id_range(None);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.writer
             .write_later(move |transaction| {

@@ -23,8 +23,10 @@ use crate::store::seal::Seal;
 
 /// Number of bytes that are read at a time.
 const CHUNK_BYTES: usize = 1_024 * 1_024;
-/// Name of the file in a partial folder that is locked while the backup is made.
-const LOCK_FILE: &str = "lock";
+/// Start of the name that a manifest has until it is whole.
+const UNFINISHED_MANIFEST_PREFIX: &str = ".manifest-";
+/// Name of a file that partial folders had before the folder itself was locked.
+const OLD_LOCK_FILE: &str = "lock";
 
 /// A folder in which a backup is being made. It is removed when this is dropped
 /// before the backup is complete.
@@ -32,8 +34,8 @@ pub struct PartialBackup {
     partial: PathBuf,
     folder: PathBuf,
     is_complete: bool,
-    // Tells a backup that is being made from what a killed process left.
-    _lock: File,
+    // The folder, locked: tells a backup that is being made from what a killed process left.
+    _locked: File,
 }
 
 impl PartialBackup {
@@ -59,10 +61,9 @@ impl PartialBackup {
             }
             Err(problem) => return Err(unwritable(&partial, problem)),
         }
-        let lock = File::options().create_new(true).write(true).mode(0o600).open(partial.join(LOCK_FILE))?;
-        give_to_owner_of(&partial, &lock)?;
-        lock.lock()?;
-        Ok(Self { partial, folder: folder.to_owned(), is_complete: false, _lock: lock })
+        let locked = File::open(&partial)?;
+        locked.lock()?;
+        Ok(Self { partial, folder: folder.to_owned(), is_complete: false, _locked: locked })
     }
 
     /// Returns the path of the copy's file.
@@ -88,9 +89,8 @@ impl PartialBackup {
     pub fn complete(mut self, manifest: &BackupManifest) -> anyhow::Result<()> {
         let mut text = serde_json::to_string_pretty(manifest).expect("a manifest is plain data");
         text.push('\n');
-        let file = write_unnamed(&self.partial, ".manifest-", &text)?;
+        let file = write_unnamed(&self.partial, UNFINISHED_MANIFEST_PREFIX, &text)?;
         put_in_place(file, &self.partial.join(MANIFEST_FILE))?;
-        std::fs::remove_file(self.partial.join(LOCK_FILE))?;
         File::open(&self.partial)?.sync_all()?;
         rename(&self.partial, &self.folder)
             .with_context(|| format!("cannot give {} its name", self.folder.display()))?;
@@ -107,25 +107,38 @@ impl Drop for PartialBackup {
     }
 }
 
-/// Removes the partial folders that killed processes left: nobody has them locked.
+/// Removes the partial folders that killed processes left: nobody has them locked,
+/// and nothing is in them but what a backup writes.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(PARTIAL_SUFFIX)) {
-            continue;
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_partial(path)) {
+        let Ok(folder) = File::open(&path) else { continue };
+        if folder.try_lock().is_ok() && has_only_parts_of_a_backup(&path) {
+            let _ = std::fs::remove_dir_all(&path);
         }
-        // Only what this program makes has a lock in it. A process that was killed before it
-        // made the lock left an empty folder.
-        let _ = match File::open(path.join(LOCK_FILE)) {
-            Ok(lock) if lock.try_lock().is_ok() => std::fs::remove_dir_all(&path),
-            Ok(_) => Ok(()),
-            Err(_) => std::fs::remove_dir(&path),
-        };
     }
+}
+
+fn is_partial(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.to_string_lossy().ends_with(PARTIAL_SUFFIX))
+}
+
+fn has_only_parts_of_a_backup(folder: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(folder) else { return false };
+    entries.all(|entry| {
+        entry.is_ok_and(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            [STORE_FILE, MANIFEST_FILE, OLD_LOCK_FILE].contains(&&*name) || name.starts_with(UNFINISHED_MANIFEST_PREFIX)
+        })
+    })
 }
 
 /// Reads the manifest of a complete backup.
 pub fn read_manifest(folder: &Path) -> anyhow::Result<BackupManifest> {
+    if is_partial(folder) {
+        bail!("{} is not a complete backup: it was cut off before it had its name; use another one", folder.display());
+    }
     let path = folder.join(MANIFEST_FILE);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,

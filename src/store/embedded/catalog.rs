@@ -13,7 +13,7 @@ use super::deleted_tenant::{delete_content, open_purge};
 use super::endpoint::{current, insert_secret, seal_settings, seal_urls};
 use super::rows::{id_bytes, millis};
 use super::{EmbeddedStore, notes};
-use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing_fields};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
@@ -150,6 +150,14 @@ impl Catalog for EmbeddedStore {
         self.index().endpoints(tenant)
     }
 
+    fn endpoint_ids(&self, tenant: Option<&TenantId>) -> Vec<EndpointId> {
+        self.index().endpoint_ids(tenant)
+    }
+
+    fn notable_endpoints(&self, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>> {
+        self.index().notable_endpoints(tenant)
+    }
+
     fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         self.index().waiting(endpoint)
     }
@@ -163,7 +171,7 @@ impl Catalog for EmbeddedStore {
     }
 
     async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>> {
-        let running = self.read(super::jobs::running).await?;
+        let running = self.read(super::jobs::count_running).await?;
         let index = self.index();
         let of = |tenant: &TenantId| TenantUsage {
             jobs_running: running.get(tenant).copied().unwrap_or(0),
@@ -209,7 +217,7 @@ impl Catalog for EmbeddedStore {
                 let known = known.map(|(no, tenant)| tenant.map(|tenant| (no, tenant))).transpose()?;
                 let audited = match &known {
                     Some((_, before)) => AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
-                        .changing(differing(&before.fields(), &tenant.fields())),
+                        .with_changed_fields(differing_fields(&before.fields(), &tenant.fields())),
                     None => AuditedAction::new(AuditAction::TenantCreated, &tenant.id, &tenant.id),
                 };
                 let (no, created_at) = match known {

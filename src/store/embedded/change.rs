@@ -7,17 +7,19 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::dead_letters;
-use super::lane::{plan_step, take_step};
+use super::lane::{plan_step, take_step, write_passed_head};
 use super::operational_events::report_lane;
-use super::rows::{at, cause_code, delivery_no, format_of, known, millis, state_code};
+use super::rows::{at, cause_code, delivery_no, format_of, millis, separate_unknown_codes, state_code};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::delivery_columns::PlanColumns;
-use crate::store::plan::change::{ChangeCondition, ChangedRow, RowChange, plan};
+use crate::store::plan::change::{ChangeCondition, ChangedRow, NextDue, ReplayedRow, RowChange, plan};
 use crate::store::plan::lane::{LaneEffects, LaneMember};
-use crate::store::row::{SqliteColumns, row};
+use crate::store::plan::settle::DeadLetterChange;
+use crate::store::progress_columns::ProgressColumns;
+use crate::store::row::{SqliteColumns, row, update};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
 /// Makes the change, or says why the delivery's state or the condition does not allow it.
@@ -29,7 +31,7 @@ pub fn change(
     (change, condition): (DeliveryChange, ChangeCondition),
     now: Timestamp,
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
-    let found = match known(find(transaction.db, tenant, id))? {
+    let found = match separate_unknown_codes(find(transaction.db, tenant, id))? {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(Err(Error::NotFound(MissingResource::Delivery))),
         Err(code) => return Ok(Err(Error::UnknownCode(code))),
@@ -39,9 +41,14 @@ pub fn change(
         Ok(plan) => plan,
         Err(refused) => return Ok(Err(refused)),
     };
+    if let (RowChange::Replay(_), Some(member), false) = (&plan.row, found.member(), found.row.delivery.is_in_lane) {
+        write_passed_head(transaction.db, &member)?;
+    }
     write(transaction.db, found.no, &plan.row, now)?;
-    if found.row.delivery.state == DeliveryState::Dead {
-        dead_letters::forget(transaction.db, found.no)?;
+    match plan.dead_letter {
+        DeadLetterChange::None => {}
+        DeadLetterChange::Write => dead_letters::write(transaction.db, found.no)?,
+        DeadLetterChange::Delete => dead_letters::delete(transaction.db, found.no)?,
     }
     transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     let lane = match found.member() {
@@ -49,9 +56,10 @@ pub fn change(
         None => LaneEffects::default(),
     };
     let freed = report_lane(transaction, lane, now)?;
-    let due_at = match &plan.row {
-        RowChange::RetryNow { .. } | RowChange::Replay { .. } => Some(now),
-        RowChange::Cancel { .. } => lane.free.map(|no| due_at(transaction.db, no)).transpose()?,
+    let due_at = match plan.next_due(lane.free, now) {
+        NextDue::At(at) => Some(at),
+        NextDue::Stored(no) => Some(due_at(transaction.db, no)?),
+        NextDue::Nothing => None,
     };
     let action = AuditedAction::new(change.action(), tenant, id);
     transaction.record_of_endpoint(by, found.stored.plan.endpoint, &action)?;
@@ -91,7 +99,10 @@ impl DeliveryToChange {
 
 fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<DeliveryToChange>> {
     let no = delivery_no(id);
-    let stored = db.query_row(StoredDelivery::SQL, params![no, tenant.as_str()], StoredDelivery::read).optional()?;
+    let stored = db
+        .prepare_cached(StoredDelivery::SQL)?
+        .query_row(params![no, tenant.as_str()], StoredDelivery::read)
+        .optional()?;
     let Some(stored) = stored.filter(|stored| stored.plan.id(no) == id) else { return Ok(None) };
     // A delivery whose format this version does not know is not changed.
     format_of(stored.format)?;
@@ -109,29 +120,64 @@ fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqli
     match change {
         RowChange::RetryNow { due_at } => {
             let sql = "UPDATE deliveries SET due_at = ?, urgent = 1 WHERE no = ?";
-            db.execute(sql, params![millis(*due_at), no])?;
+            db.prepare_cached(sql)?.execute(params![millis(*due_at), no])?;
         }
-        RowChange::Replay { due_at, expires_at, expiry_check_at } => {
-            let (expires_at, expiry_check_at) = (expires_at.map(millis), expiry_check_at.map(millis));
-            db.execute(
-                "UPDATE deliveries SET state = ?5, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
-                     attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
-                     internal_errors = 0, internal_error = NULL,
-                     not_found = 0, no_such_name = 0, forbidden_target = 0,
-                     expires_at = ?2, expiry_check_at = ?3
-                 WHERE no = ?4",
-                params![millis(*due_at), expires_at, expiry_check_at, no, state_code(DeliveryState::Waiting)],
-            )?;
+        RowChange::Replay(replayed) => {
+            ReplayedDelivery::from(replayed).update(db, no)?;
         }
         RowChange::Cancel { cause } => {
             let sql = "UPDATE deliveries SET state = ?, cause = ?, finished_at = ?, expiry_check_at = NULL, urgent = 0 WHERE no = ?";
             let state = state_code(DeliveryState::Cancelled);
-            db.execute(sql, params![state, cause.map(cause_code), millis(now), no])?;
+            db.prepare_cached(sql)?.execute(params![state, cause.map(cause_code), millis(now), no])?;
         }
     }
     Ok(())
 }
 
+update! {
+    /// A finished delivery that waits again.
+    struct ReplayedDelivery of "deliveries" by "no" {
+        state: i64 = "cause = NULL, finished_at = NULL, urgent = 0, state = ?",
+        due_at: i64 = "due_at = ?",
+        expires_at: Option<i64> = "expires_at = ?",
+        expiry_check_at: Option<i64> = "expiry_check_at = ?",
+        replayed_at: i64 = "replayed_at = ?",
+        attempts: i32 = "attempts = ?",
+        attempts_before: i32 = "attempts_before = ?",
+        age_from: Option<i64> = "age_from = ?",
+        held_before: i64 = "held_before = ?",
+        not_found: i32 = "not_found = ?",
+        no_such_name: i32 = "no_such_name = ?",
+        forbidden_target: i32 = "forbidden_target = ?",
+        last_delay: Option<i64> = "last_delay = ?",
+        max_age: Option<i64> = "max_age = ?",
+        internal_errors: i32 = "internal_error = NULL, internal_errors = ?",
+    }
+}
+
+impl From<&ReplayedRow> for ReplayedDelivery {
+    fn from(row: &ReplayedRow) -> Self {
+        let budget = ProgressColumns::from(&row.budget);
+        Self {
+            state: state_code(DeliveryState::Waiting),
+            due_at: millis(row.due_at),
+            expires_at: row.expires_at.map(millis),
+            expiry_check_at: row.expiry_check_at.map(millis),
+            replayed_at: budget.begun_at,
+            attempts: budget.attempts,
+            attempts_before: budget.attempts_before,
+            age_from: budget.age_from,
+            held_before: budget.held_before,
+            not_found: budget.not_found,
+            no_such_name: budget.no_such_name,
+            forbidden_target: budget.forbidden_target,
+            last_delay: budget.last_delay,
+            max_age: budget.max_age,
+            internal_errors: row.internal_errors as i32,
+        }
+    }
+}
+
 fn due_at(db: &Connection, no: i64) -> rusqlite::Result<Timestamp> {
-    db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0)).map(at)
+    db.prepare_cached("SELECT due_at FROM deliveries WHERE no = ?")?.query_row([no], |row| row.get(0)).map(at)
 }

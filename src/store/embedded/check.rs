@@ -32,7 +32,7 @@ pub fn check(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
     let mut parts = vec![
         check_pages_alone(db),
         part(notes, |part| {
-            notes::damaged(db)?.into_iter().for_each(|name| part.found(format!("note {name}")));
+            notes::find_damaged_note(db)?.into_iter().for_each(|name| part.add_finding(format!("note {name}")));
             Ok(())
         }),
         check_sealed(db, seal),
@@ -45,7 +45,7 @@ pub fn check(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
                 let mut statement = db.prepare(sql)?;
                 let mut rows = statement.query([])?;
                 while let Some(row) = rows.next()? {
-                    part.found(row.get(0)?);
+                    part.add_finding(row.get(0)?);
                 }
             }
             Ok(())
@@ -62,7 +62,7 @@ pub fn check_pages_alone(db: &Connection) -> CheckedPart {
 /// Runs the check of one part. If it cannot go on, the reason is a finding.
 fn part(mut part: CheckedPart, check: impl FnOnce(&mut CheckedPart) -> rusqlite::Result<()>) -> CheckedPart {
     if let Err(problem) = check(&mut part) {
-        part.found(format!("it cannot be read to its end: {problem}"));
+        part.add_finding(format!("it cannot be read to its end: {problem}"));
     }
     part
 }
@@ -73,7 +73,7 @@ fn check_pages(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()> 
     while let Some(row) = rows.next()? {
         let finding: String = row.get(0)?;
         if finding != "ok" {
-            finding.lines().for_each(|line| part.found(line.to_owned()));
+            finding.lines().for_each(|line| part.add_finding(line.to_owned()));
         }
     }
     Ok(())
@@ -86,13 +86,13 @@ fn check_sealed(db: &Connection, seal: Option<&Seal>) -> CheckedPart {
     part(sealed, |part| {
         let check = notes::read(db, CHECK_NOTE)?;
         if !check.is_some_and(|check| seal.fits(&check)) {
-            part.found("the store is sealed under another master key".into());
+            part.add_finding("the store is sealed under another master key".into());
             return Ok(());
         }
         if let Some(links) = notes::read(db, LINK_KEY_NOTE)?
             && let Err(problem) = seal.link_key(&links)
         {
-            part.found(problem.to_string());
+            part.add_finding(problem.to_string());
         }
         for (what, sql, about) in SEALED_TEXTS {
             let mut statement = db.prepare(sql)?;
@@ -100,12 +100,32 @@ fn check_sealed(db: &Connection, seal: Option<&Seal>) -> CheckedPart {
             while let Some(row) = rows.next()? {
                 let (endpoint, sealed): (EndpointId, Vec<u8>) = (row.get(0)?, row.get(1)?);
                 if seal.open(&about(endpoint), &sealed).is_none() {
-                    part.found(format!("{what} of endpoint {endpoint} cannot be opened"));
+                    part.add_finding(format!("{what} of endpoint {endpoint} cannot be opened"));
                 }
             }
         }
         Ok(())
     })
+}
+
+/// Whether everything is sealed under the key whose check text the store has, so that this
+/// key alone opens it. While the key is being replaced it is not.
+pub fn is_under_one_key(db: &Connection, seal: &Seal) -> rusqlite::Result<bool> {
+    let check = notes::read(db, CHECK_NOTE)?;
+    let Some(newest) = check.and_then(|check| seal.for_store(&check).ok()) else { return Ok(false) };
+    if notes::read(db, LINK_KEY_NOTE)?.is_some_and(|links| newest.is_link_key_outdated(&links)) {
+        return Ok(false);
+    }
+    for (_, sql, _) in SEALED_TEXTS {
+        let mut statement = db.prepare(sql)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            if newest.is_outdated(&row.get::<_, Vec<u8>>(1)?) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Sealed texts of endpoints, and the context of each.
@@ -120,7 +140,7 @@ fn check_events(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()>
     while let Some(from) = after {
         let comparison = scrub::compare(db, ScrubStep { after: from, limit: EVENTS_PER_STEP })?;
         for (tenant, event) in comparison.scrubbed.damaged {
-            part.found(format!("event {event} of tenant {tenant} is not what was accepted"));
+            part.add_finding(format!("event {event} of tenant {tenant} is not what was accepted"));
         }
         after = comparison.scrubbed.next;
     }
@@ -143,7 +163,7 @@ fn check_deliveries(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result
     for row in statement.query_map([], CheckedDeliveryRow::read)? {
         let CheckedDeliveryRow { checksum, of_event, event, request } = row?;
         if request.checksum(of_event) != checksum {
-            part.found(format!("delivery {} of event {event} is not what was written", request.no));
+            part.add_finding(format!("delivery {} of event {event} is not what was written", request.no));
         }
     }
     Ok(())

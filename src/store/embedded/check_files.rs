@@ -32,12 +32,12 @@ pub fn check_backup(folder: &Path, seal: Option<&Seal>) -> anyhow::Result<Vec<Ch
     let manifest = read_manifest(folder)?;
     let mut file = CheckedPart::new("manifest", "the copy is what its manifest describes");
     if let Err(problem) = compare_with_manifest(folder, &manifest) {
-        file.found(format!("{problem:#}"));
+        file.add_finding(format!("{problem:#}"));
     }
     let db = match open_copy(&folder.join(&manifest.file)) {
         Ok(db) => db,
         Err(problem) => {
-            file.found(format!("{problem:#}"));
+            file.add_finding(format!("{problem:#}"));
             return Ok(vec![file]);
         }
     };

@@ -64,10 +64,12 @@ pub const RULES: &[StoreRule] = &[
         broken_by: &[
             "SELECT format('lane %s of endpoint number %d has the head %s and should have %s',
                            lane, endpoint, coalesce(head, 'none'), coalesce(first, 'none'))
-             FROM (SELECT l.lane, l.endpoint, l.head,
-                          (SELECT d.no FROM deliveries d INDEXED BY deliveries_by_lane
-                           WHERE d.endpoint = l.endpoint AND d.lane = l.lane AND d.passed = 0 ORDER BY d.seq LIMIT 1) AS first
-                   FROM lanes l JOIN endpoints p ON p.no = l.endpoint WHERE p.deleted_at IS NULL)
+             FROM (SELECT l.lane, l.endpoint, l.head, f.no AS first
+                   FROM lane_heads l JOIN endpoints p ON p.no = l.endpoint
+                        LEFT JOIN (SELECT endpoint, lane, no, min(seq) FROM deliveries
+                                   WHERE lane IS NOT NULL AND passed = 0 GROUP BY endpoint, lane) f
+                            ON f.endpoint = l.endpoint AND f.lane = l.lane
+                   WHERE p.deleted_at IS NULL)
              WHERE head IS NOT first",
             "SELECT format('delivery number %d is in lane %s, which is not there', d.no, d.lane)
              FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
@@ -75,7 +77,7 @@ pub const RULES: &[StoreRule] = &[
                AND NOT EXISTS (SELECT 1 FROM lanes l WHERE l.endpoint = d.endpoint AND l.lane = d.lane)",
             "SELECT format('delivery number %d %s', d.no,
                            CASE WHEN d.behind = 0 THEN 'may go before the head of its lane' ELSE 'is held back, and is the head of its lane' END)
-             FROM deliveries d JOIN lanes l ON l.endpoint = d.endpoint AND l.lane = d.lane
+             FROM deliveries d JOIN lane_heads l ON l.endpoint = d.endpoint AND l.lane = d.lane
                   JOIN endpoints p ON p.no = d.endpoint
              WHERE d.state = 0 AND d.passed = 0 AND p.deleted_at IS NULL AND d.behind = (l.head IS d.no)",
             "SELECT format('delivery number %d has the place %d in lane %s, which counts to %d', d.no, d.seq, d.lane, l.last_seq)

@@ -16,8 +16,13 @@ use tracing::warn;
 
 use super::failure::failure_of;
 
-/// Number of jobs written before the next checkpoint.
-const JOBS: usize = 1_000;
+/// Amount that is written before the next checkpoint. A page that is changed again and
+/// again, as the ends of indexes are, is written to the store once per checkpoint.
+const AMOUNT_MAX: usize = 4_000;
+/// What a commit adds to the amount besides its jobs: pages that each commit writes.
+const AMOUNT_OF_COMMIT: usize = 3;
+/// Bytes of events that add as much to the amount as a job.
+const BYTES_OF_JOB: u64 = 8 * 1_024;
 /// How long a try to empty the log waits for readers, and the pause between two
 /// tries.
 const WIPE_PATIENCE: Duration = Duration::from_millis(50);
@@ -34,10 +39,10 @@ struct CheckpointerShared {
 
 #[derive(Default)]
 struct CheckpointerState {
-    /// Jobs written since the last checkpoint.
+    /// Amount written since the last checkpoint, in jobs of usual size.
     written: usize,
-    /// Jobs written since the store was opened.
-    written_in_all: u64,
+    /// Time that the writer's transactions took since the store was opened.
+    time_writing: Duration,
     /// Number of the latest request to empty the log: it holds data that was expunged.
     asked: u64,
     /// Number of the latest request that was done.
@@ -109,19 +114,21 @@ impl Drop for Checkpointer {
 }
 
 impl CheckpointTrigger {
-    /// Counts jobs that were written.
-    pub fn jobs_written(&self, jobs: usize) {
+    /// Counts a transaction that has written so many jobs, with so many bytes of events,
+    /// and took this long.
+    pub fn jobs_written(&self, jobs: usize, event_bytes: u64, took: Duration) {
+        let large = usize::try_from(event_bytes / BYTES_OF_JOB).unwrap_or(AMOUNT_MAX);
         let mut state = self.state();
-        state.written += jobs;
-        state.written_in_all += jobs as u64;
-        if state.written >= JOBS {
+        state.written += jobs + large + AMOUNT_OF_COMMIT;
+        state.time_writing += took;
+        if state.written >= AMOUNT_MAX {
             self.0.more.notify_one();
         }
     }
 
-    /// Returns how many jobs were written since the store was opened.
-    pub fn written_in_all(&self) -> u64 {
-        self.state().written_in_all
+    /// Returns how long the writer's transactions took since the store was opened.
+    pub fn time_writing(&self) -> Duration {
+        self.state().time_writing
     }
 
     /// Notes that a copy of the store begins or ends.
@@ -143,7 +150,7 @@ impl CheckpointTrigger {
         loop {
             let request = {
                 let is_idle =
-                    |state: &mut CheckpointerState| state.written < JOBS && !state.may_empty() && !state.is_over;
+                    |state: &mut CheckpointerState| state.written < AMOUNT_MAX && !state.may_empty() && !state.is_over;
                 let mut state = self.state();
                 self.0.more.wait_while(&mut state, is_idle);
                 if state.is_over {
@@ -153,7 +160,7 @@ impl CheckpointTrigger {
                 state.may_empty().then_some(state.asked)
             };
             let checkpointed = if let Some(request) = request {
-                let emptied = self.empty(db);
+                let emptied = self.empty_whole_log(db);
                 // One that failed is not tried at once again, but counts for nothing.
                 match &emptied {
                     Ok(true) => self.state().emptied = request,
@@ -176,7 +183,7 @@ impl CheckpointTrigger {
 
     /// Checkpoints the whole log and empties it, as soon as nobody reads it. Returns
     /// whether it did so before the store was closed.
-    fn empty(&self, db: &Connection) -> rusqlite::Result<bool> {
+    fn empty_whole_log(&self, db: &Connection) -> rusqlite::Result<bool> {
         // The writer waits while this checkpoint waits, so it never waits long.
         db.busy_timeout(WIPE_PATIENCE)?;
         let emptied = loop {
@@ -214,10 +221,10 @@ mod tests {
         let size = || std::fs::metadata(&path).unwrap().len();
         let trigger = CheckpointTrigger::default();
         let checkpointer = Checkpointer::start(trigger.clone(), open());
-        trigger.jobs_written(JOBS - 1);
+        trigger.jobs_written(AMOUNT_MAX - AMOUNT_OF_COMMIT - 9, 8 * BYTES_OF_JOB, Duration::ZERO);
         let before = size();
         assert!(before < 100_000, "all of it is in the log");
-        trigger.jobs_written(1);
+        trigger.jobs_written(1, 0, Duration::ZERO);
         let until = Instant::now() + Duration::from_secs(20);
         while size() < 400_000 {
             assert!(Instant::now() < until, "there was no checkpoint");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::rows::{RequestColumns, at, delivery_id, format_of, id_bytes, known, millis, unknown_code};
+use super::rows::{RequestColumns, at, delivery_id, format_of, id_bytes, millis, separate_unknown_codes, unknown_code};
 use crate::model::delivery::{BodyFormat, Progress};
 use crate::model::event::{Event, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
@@ -60,7 +60,7 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
             break;
         }
         // A delivery that only a newer version can send waits for that version.
-        let Ok(claim) = known(claim(db, no))? else { continue };
+        let Ok(claim) = separate_unknown_codes(claim(db, no))? else { continue };
         bytes += claim.event.data.len();
         page.claims.push(claim);
     }

@@ -37,7 +37,7 @@ pub enum CopyRequest {
     End,
 }
 
-/// How far a copy is after a step.
+/// State of a copy after a step.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyStep {
     /// Whether the copy is complete.
@@ -52,7 +52,7 @@ pub struct CopyStep {
     pub jobs: usize,
 }
 
-/// What a complete copy has to contain.
+/// Last event and delivery that a complete copy has to contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyEnd {
     /// Number of the last event.

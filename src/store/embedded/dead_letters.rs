@@ -3,10 +3,10 @@
 
 use rusqlite::Connection;
 
-/// Notes that a delivery is dead, with its last answer. One that is noted
-/// already gets the answer that it has now.
-pub fn note(db: &Connection, no: i64) -> rusqlite::Result<()> {
-    forget(db, no)?;
+/// Writes the row of a delivery that is dead, with its last answer. A row that is
+/// there already gets the answer that it has now.
+pub fn write(db: &Connection, no: i64) -> rusqlite::Result<()> {
+    delete(db, no)?;
     db.prepare_cached(
         "INSERT INTO dead_letters (no, tenant, endpoint, cause, answer, finished_at)
          SELECT d.no, d.tenant, d.endpoint, d.cause,
@@ -19,8 +19,8 @@ pub fn note(db: &Connection, no: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Notes that a delivery is no longer dead.
-pub fn forget(db: &Connection, no: i64) -> rusqlite::Result<()> {
+/// Deletes the row of a delivery that is no longer dead.
+pub fn delete(db: &Connection, no: i64) -> rusqlite::Result<()> {
     db.prepare_cached("DELETE FROM dead_letters WHERE no = ?")?.execute([no])?;
     Ok(())
 }

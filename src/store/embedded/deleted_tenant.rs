@@ -8,14 +8,18 @@ use crate::model::id::{JobId, TenantId};
 
 /// Returns the job that purges a tenant with this id, if there is one.
 pub fn open_purge(db: &Connection, tenant: &TenantId) -> rusqlite::Result<Option<JobId>> {
-    let sql = "SELECT purge FROM tenants WHERE purge IS NOT NULL AND id = ? LIMIT 1";
+    let sql = "SELECT purge_job FROM tenants WHERE purge_job IS NOT NULL AND id = ? LIMIT 1";
     db.prepare_cached(sql)?.query_row([tenant.as_str()], |row| row.get(0)).optional()
+}
+
+/// Whether any tenant is being purged.
+pub fn is_purging(db: &Connection) -> rusqlite::Result<bool> {
+    db.prepare_cached("SELECT 1 FROM tenants WHERE purge_job IS NOT NULL")?.exists([])
 }
 
 /// Lets SQLite keep freed bytes again, unless a tenant is being purged.
 pub fn keep_pages_if_unpurged(db: &Connection) -> rusqlite::Result<()> {
-    let is_purging = db.prepare_cached("SELECT 1 FROM tenants WHERE purge IS NOT NULL")?.exists([])?;
-    db.execute_batch(if is_purging { "PRAGMA secure_delete = ON" } else { "PRAGMA secure_delete = OFF" })
+    db.execute_batch(if is_purging(db)? { "PRAGMA secure_delete = ON" } else { "PRAGMA secure_delete = OFF" })
 }
 
 /// Deletes what belongs to a deleted tenant, but for events, deliveries and endpoints:

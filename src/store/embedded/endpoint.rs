@@ -6,15 +6,16 @@ use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
 use super::lane::pass_dead_heads;
-use super::operational_events::{lane_event, record_endpoint_event};
+use super::operational_events::{record_endpoint_event, report};
 use super::rows::{id_bytes, millis};
 use super::writer::WriteTransaction;
-use crate::model::audit::{AuditedAction, Initiator, differing};
+use crate::model::audit::{AuditedAction, Initiator, differing_fields};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
 use crate::model::limits::settings_bytes;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
+use crate::store::plan::DeliveryReport;
 use crate::store::plan::endpoint::{self as plan, is_only_health};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
@@ -34,7 +35,7 @@ pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::
     let row = transaction.db.prepare_cached(CurrentRow::SQL)?.query_row([no], CurrentRow::read).optional()?;
     let Some(row) = row else { return Ok(None) };
     let endpoint = row.endpoint.endpoint(transaction.seal, tenant.id.clone(), Some(&row.health))?;
-    Ok(Some((no, Endpoint { secrets, ..endpoint.under(tenant.limits.endpoint, &tenant.defaults) })))
+    Ok(Some((no, Endpoint { secrets, ..endpoint.with_tenant_rules(tenant.limits.endpoint, &tenant.defaults) })))
 }
 
 row! {
@@ -73,13 +74,13 @@ pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
 /// Writes an endpoint back, and puts it into the index after the commit.
 fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, status = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
+        "UPDATE endpoints SET settings = ?, status = ?, updated_at = ?, backpressure_until = ?, health = ?, mailed_at = ?,
              skips_dead = ?, urls = ? WHERE no = ?",
         params![
             seal_settings(transaction.seal, &endpoint),
             to_json(&endpoint.status),
             millis(endpoint.updated_at),
-            endpoint.quiet_until.map(millis),
+            endpoint.backpressure_until.map(millis),
             to_json(&endpoint.health),
             endpoint.mailed_at.map(millis),
             endpoint.settings.on_dead == OnDead::Skip,
@@ -120,8 +121,8 @@ pub fn change(
         rotate(transaction, no, endpoint.id, secret, *ends_at)?;
     }
     if let (Some(action), Some(before)) = (action, before) {
-        let audited =
-            AuditedAction::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
+        let audited = AuditedAction::new(action, &endpoint.tenant, endpoint.id)
+            .with_changed_fields(differing_fields(&before, &endpoint.settings));
         transaction.record_of_endpoint(by, no, &audited)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
@@ -131,7 +132,7 @@ pub fn change(
     }
     if effects.unblocks {
         for dead in pass_dead_heads(transaction.db, no, now)? {
-            freed.extend(lane_event(transaction, dead, false, now)?);
+            freed.extend(report(transaction, dead, DeliveryReport::LaneUnblocked, now)?);
         }
     }
     let operational_events = std::mem::take(&mut transaction.operational_events);

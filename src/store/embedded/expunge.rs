@@ -59,7 +59,7 @@ pub fn expunge(
 }
 
 fn wipe(transaction: &WriteTransaction<'_>, no: i64, ranges: &[(i64, i64)]) -> rusqlite::Result<()> {
-    transaction.db.execute("UPDATE events SET data = x'', withheld = ? WHERE no = ?", [EXPUNGED, no])?;
+    transaction.db.execute("UPDATE events SET data = x'', data_withheld = ? WHERE no = ?", [EXPUNGED, no])?;
     let sql = "UPDATE attempts SET record = json_remove(record, '$.response_body') WHERE no >= ? AND no < ?";
     for (first, below) in ranges {
         transaction.db.execute(sql, [first << 20, below << 20])?;

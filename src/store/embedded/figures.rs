@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::EmbeddedStore;
+use super::deleted_tenant::is_purging;
 use super::rows::{at, millis};
 use super::writer::WriteTransaction;
 use crate::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS};
@@ -14,7 +15,9 @@ use crate::store::figure_columns::FigureColumns;
 use crate::store::figures::{
     DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureStore, FigureWriter, StoredFigures,
 };
-use crate::store::plan::figures::{DELETE_STEP, EncodedFigures, FOLDED, decode, encode, fold, next_hour, numbers};
+use crate::store::plan::figures::{
+    DELETE_STEP, EncodedFigures, ROLLED_UP, decode, encode, next_hour, numbers, roll_up,
+};
 use crate::store::row::{SqliteColumns, joined};
 
 #[async_trait]
@@ -83,24 +86,24 @@ impl FigureStore for EmbeddedStore {
         if work.is_nothing() {
             return Ok(false);
         }
-        let folded = match work.hour {
+        let rolled_up = match work.hour {
             None => None,
-            Some((hour, rows)) => Some((hour, fold(rows)?)),
+            Some((hour, rows)) => Some((hour, roll_up(rows)?)),
         };
-        let is_folding = folded.is_some();
+        let is_rolling_up = rolled_up.is_some();
         let deleted = self
             .writer
             .write_later(move |transaction| {
-                if let Some((hour, rows)) = folded {
-                    insert(transaction.db, FigureSpan::Hour, part, hour, FOLDED, &rows)?;
-                    let sql = "INSERT INTO figure_folds (part, folded_until) VALUES (?, ?)
-                               ON CONFLICT (part) DO UPDATE SET folded_until = max(folded_until, excluded.folded_until)";
+                if let Some((hour, rows)) = rolled_up {
+                    insert(transaction.db, FigureSpan::Hour, part, hour, ROLLED_UP, &rows)?;
+                    let sql = "INSERT INTO figure_rollups (part, rolled_up_until) VALUES (?, ?)
+                               ON CONFLICT (part) DO UPDATE SET rolled_up_until = max(rolled_up_until, excluded.rolled_up_until)";
                     transaction.db.prepare_cached(sql)?.execute(params![part.0, hour + HOUR_MS])?;
                 }
                 delete_old(transaction, part, horizon)
             })
             .await?;
-        Ok(is_folding || deleted >= DELETE_STEP as usize)
+        Ok(is_rolling_up || deleted >= DELETE_STEP as usize)
     }
 
     async fn figures(
@@ -114,9 +117,10 @@ impl FigureStore for EmbeddedStore {
         let (part, from, to) = (scope.part(), millis(from), millis(to));
         let rows = self
             .read(move |db| {
-                let folded = if span == FigureSpan::Hour { folded_until(db, part)?.unwrap_or(from) } else { from };
-                let mut rows = read_rows(db, FigureSpan::Hour, part, numbers, (from, to.min(folded)))?;
-                rows.extend(read_rows(db, FigureSpan::Window, part, numbers, (from.max(folded), to))?);
+                let rolled_up =
+                    if span == FigureSpan::Hour { rolled_up_until(db, part)?.unwrap_or(from) } else { from };
+                let mut rows = read_rows(db, FigureSpan::Hour, part, numbers, (from, to.min(rolled_up)))?;
+                rows.extend(read_rows(db, FigureSpan::Window, part, numbers, (from.max(rolled_up), to))?);
                 Ok(rows)
             })
             .await?;
@@ -202,9 +206,9 @@ fn insert(
     Ok(())
 }
 
-/// What there is to do for a part.
+/// Work that a part of the figures waits for: rolling up, and deleting old figures.
 struct PartWork {
-    /// The hour to fold, and its windows.
+    /// The hour to roll_up, and its windows.
     hour: Option<(i64, Vec<(i64, EncodedFigures)>)>,
     has_old: bool,
 }
@@ -216,27 +220,29 @@ impl PartWork {
 }
 
 fn find_work(db: &Connection, part: Shard, horizon: FigureHorizon) -> rusqlite::Result<PartWork> {
-    let folded = folded_until(db, part)?;
+    let rolled_up = rolled_up_until(db, part)?;
     let first = "SELECT min(at) FROM figures WHERE span = ? AND part = ? AND at >= ?";
     let first = |span: FigureSpan, from: i64| -> rusqlite::Result<Option<i64>> {
         db.prepare_cached(first)?.query_row(params![span as u8, part.0, from], |row| row.get(0))
     };
-    let hour = next_hour(folded, first(FigureSpan::Window, folded.unwrap_or(i64::MIN))?, horizon.fold_until);
-    let (windows_before, hours_before) = before(folded, horizon);
+    let hour = next_hour(rolled_up, first(FigureSpan::Window, rolled_up.unwrap_or(i64::MIN))?, horizon.roll_up_until);
+    let (windows_before, hours_before) = deletion_bounds(rolled_up, horizon);
     let is_old = |first: Option<i64>, before: i64| first.is_some_and(|first| first < before);
     let has_old = is_old(first(FigureSpan::Window, i64::MIN)?, windows_before)
         || is_old(first(FigureSpan::Hour, i64::MIN)?, hours_before);
     let hour = match hour {
-        None => None,
-        Some(hour) => Some((hour, windows_of(db, part, hour)?)),
+        // A purge goes through windows and hours; what is rolled up meanwhile would have
+        // the names that it takes out.
+        Some(hour) if !is_purging(db)? => Some((hour, windows_of(db, part, hour)?)),
+        Some(_) | None => None,
     };
     Ok(PartWork { hour, has_old })
 }
 
 /// Returns the times before which windows and hours are deleted. Windows are
-/// kept until they are folded.
-fn before(folded: Option<i64>, horizon: FigureHorizon) -> (i64, i64) {
-    (millis(horizon.windows_before).min(folded.unwrap_or(i64::MIN)), millis(horizon.hours_before))
+/// kept until they are rolled up.
+fn deletion_bounds(rolled_up: Option<i64>, horizon: FigureHorizon) -> (i64, i64) {
+    (millis(horizon.windows_before).min(rolled_up.unwrap_or(i64::MIN)), millis(horizon.hours_before))
 }
 
 fn windows_of(db: &Connection, part: Shard, hour: i64) -> rusqlite::Result<Vec<(i64, EncodedFigures)>> {
@@ -249,14 +255,14 @@ fn windows_of(db: &Connection, part: Shard, hour: i64) -> rusqlite::Result<Vec<(
     rows.collect()
 }
 
-fn folded_until(db: &Connection, part: Shard) -> rusqlite::Result<Option<i64>> {
-    let sql = "SELECT folded_until FROM figure_folds WHERE part = ?";
+fn rolled_up_until(db: &Connection, part: Shard) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT rolled_up_until FROM figure_rollups WHERE part = ?";
     db.prepare_cached(sql)?.query_row([part.0], |row| row.get(0)).optional()
 }
 
 fn delete_old(transaction: &WriteTransaction<'_>, part: Shard, horizon: FigureHorizon) -> rusqlite::Result<usize> {
     let db = transaction.db;
-    let (windows_before, hours_before) = before(folded_until(db, part)?, horizon);
+    let (windows_before, hours_before) = deletion_bounds(rolled_up_until(db, part)?, horizon);
     let sql = "DELETE FROM figures WHERE (span, part, at, tenant, endpoint, writer) IN (
                    SELECT span, part, at, tenant, endpoint, writer FROM figures
                    WHERE span = ? AND part = ? AND at < ? ORDER BY at LIMIT ?)";

@@ -187,7 +187,7 @@ pub type UnmatchedEvents = Vec<i64>;
 pub fn find_unmatched(db: &Connection, horizon: &RetentionHorizon, after: i64) -> rusqlite::Result<UnmatchedEvents> {
     let mut statement = db.prepare_cached(
         "SELECT no, accepted_at FROM events INDEXED BY events_unmatched
-         WHERE deliveries = 0 AND withheld IS NULL AND no > ? ORDER BY no LIMIT ?",
+         WHERE deliveries = 0 AND data_withheld IS NULL AND no > ? ORDER BY no LIMIT ?",
     )?;
     let mut rows = statement.query(params![after, STEP as i64])?;
     let mut unmatched = UnmatchedEvents::new();
@@ -206,13 +206,13 @@ pub fn forget_unmatched(transaction: &mut WriteTransaction<'_>, events: &Unmatch
     for no in events {
         let row: Option<(i64, i64, i64)> = db
             .prepare_cached(
-                "SELECT tenant, accepted_at, length(data) FROM events WHERE no = ?1 AND withheld IS NULL AND data <> x''
+                "SELECT tenant, accepted_at, length(data) FROM events WHERE no = ?1 AND data_withheld IS NULL AND data <> x''
                  AND NOT EXISTS (SELECT 1 FROM backfilled WHERE event = ?1)",
             )?
             .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
         let Some((tenant, accepted_at, bytes)) = row else { continue };
-        db.prepare_cached("UPDATE events SET data = x'', withheld = ? WHERE no = ?")?.execute([UNMATCHED, *no])?;
+        db.prepare_cached("UPDATE events SET data = x'', data_withheld = ? WHERE no = ?")?.execute([UNMATCHED, *no])?;
         transaction.count_stored(tenant, accepted_at, -bytes);
     }
     Ok(())
@@ -225,6 +225,8 @@ row! {
         endpoint: i64 = "endpoint",
         lane: Option<String> = "lane",
         was_dead: bool = "state = 2",
+        /// Time of its end, if its lane has moved past it.
+        passed_at: Option<i64> = "CASE WHEN passed = 1 THEN finished_at END",
     }
 }
 
@@ -241,25 +243,26 @@ fn forget_deliveries(
         "DELETE FROM deliveries WHERE no >= ?1 AND no < ?2 AND (
              (state IN (1, 3) AND finished_at < ?3)
              OR (state = 2 AND finished_at < ?4 AND NOT (passed = 0 AND lane IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM deliveries b INDEXED BY deliveries_by_lane
+                 SELECT 1 FROM deliveries b INDEXED BY deliveries_behind
                  WHERE b.endpoint = deliveries.endpoint AND b.lane = deliveries.lane
-                   AND b.passed = 0 AND b.seq > deliveries.seq)))
+                   AND b.passed = 0 AND b.behind = 1 AND b.seq > deliveries.seq)))
          ) RETURNING", DeletedDeliveryRow::COLUMNS,
     ))?;
     let mut dead = 0;
     let limits = params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)];
     let deleted = statement.query_map(limits, DeletedDeliveryRow::read)?.collect::<rusqlite::Result<Vec<_>>>()?;
-    for DeletedDeliveryRow { no, endpoint, lane, was_dead } in &deleted {
+    for DeletedDeliveryRow { no, endpoint, lane, was_dead, passed_at } in &deleted {
         if *was_dead {
             dead += 1;
             note_forgotten(db, *no)?;
-            dead_letters::forget(db, *no)?;
+            dead_letters::delete(db, *no)?;
         }
         db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
             .execute(params![no << 20, (no + 1) << 20])?;
         if let Some(lane) = lane {
-            db.prepare_cached("UPDATE lanes SET head = NULL WHERE endpoint = ? AND lane = ? AND head = ?")?
-                .execute(params![endpoint, lane, no])?;
+            let sql = "UPDATE lanes SET head = NULL, touched_at = max(touched_at, coalesce(?, 0))
+                       WHERE endpoint = ? AND lane = ? AND head = ?";
+            db.prepare_cached(sql)?.execute(params![passed_at, endpoint, lane, no])?;
         }
     }
     Ok((deleted.len(), dead))
@@ -315,8 +318,10 @@ pub fn find_idle_lanes(
 ) -> rusqlite::Result<Vec<LaneKey>> {
     let (endpoint, lane) = after.unwrap_or((i64::MIN, String::new()));
     db.prepare_cached(
-        "SELECT endpoint, lane FROM lanes WHERE (endpoint, lane) > (?, ?) AND head IS NULL AND touched_at < ?
-         ORDER BY endpoint, lane LIMIT ?",
+        // Of lanes that were written since, the head is not looked up.
+        "SELECT endpoint, lane FROM lane_heads
+         WHERE (endpoint, lane) > (?1, ?2) AND written_at < ?3 AND head IS NULL AND touched_at < ?3
+         ORDER BY endpoint, lane LIMIT ?4",
     )?
     .query_map(params![endpoint, lane, millis(horizon.finished_before), STEP as i64], |row| {
         Ok((row.get(0)?, row.get(1)?))
@@ -327,8 +332,9 @@ pub fn find_idle_lanes(
 /// Deletes those of these lanes that are still idle. Their sequence numbers do
 /// not come back: the floor of the endpoint is raised to them.
 pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &RetentionHorizon) -> rusqlite::Result<()> {
-    let sql =
-        "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ? RETURNING last_seq";
+    let sql = "DELETE FROM lanes WHERE endpoint = ?1 AND lane = ?2
+                   AND (SELECT head IS NULL AND touched_at < ?3 FROM lane_heads WHERE endpoint = ?1 AND lane = ?2)
+               RETURNING last_seq";
     let mut statement = db.prepare_cached(sql)?;
     let mut floors: BTreeMap<i64, i64> = BTreeMap::new();
     for (endpoint, lane) in lanes {
@@ -367,7 +373,7 @@ pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Re
              AND NOT EXISTS (SELECT 1 FROM deliveries WHERE endpoint = p.no) LIMIT ?",
         )?,
         tenants: find(
-            "SELECT no FROM tenants t WHERE deleted_at < ? AND purge IS NULL
+            "SELECT no FROM tenants t WHERE deleted_at < ? AND purge_job IS NULL
              AND NOT EXISTS (SELECT 1 FROM events WHERE tenant = t.no)
              AND NOT EXISTS (SELECT 1 FROM audit WHERE tenant_id = t.id AND tenant = t.no)
              AND NOT EXISTS (SELECT 1 FROM stored_bytes WHERE tenant = t.no AND events > 0)

@@ -31,6 +31,7 @@ const ROWS_PER_PAGE_MAX: usize = 10_000;
 /// How far the times of rows may be out of the order of their numbers.
 const ORDER_SLACK_MS: i64 = 60_000;
 
+mod blocked_lanes;
 mod by_finish;
 mod by_id;
 mod dead_groups;
@@ -187,7 +188,7 @@ impl History for EmbeddedStore {
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
         let lane = lane.to_owned();
         self.read(move |db| {
-            let sql = "SELECT h.no, h.created_at, h.state = 2 FROM lanes l
+            let sql = "SELECT h.no, h.created_at, h.state = 2 FROM lane_heads l
                        JOIN endpoints p ON p.no = l.endpoint JOIN deliveries h ON h.no = l.head
                        WHERE p.id = ? AND p.deleted_at IS NULL AND l.lane = ?";
             db.prepare_cached(sql)?
@@ -197,6 +198,10 @@ impl History for EmbeddedStore {
                 .optional()
         })
         .await
+    }
+
+    async fn blocked_lanes(&self, endpoints: Vec<EndpointId>, look: usize) -> Result<Vec<(EndpointId, Lane)>> {
+        self.read(move |db| blocked_lanes::first_of_each(db, &endpoints, look)).await
     }
 
     async fn lanes(
@@ -247,7 +252,7 @@ row! {
     /// What is shown of an event.
     sqlite struct EmbeddedEventRecordColumns {
         event: EventRow = EventRow::COLUMNS,
-        withheld: Option<i64> = "e.withheld",
+        data_withheld: Option<i64> = "e.data_withheld",
     }
 }
 
@@ -255,7 +260,7 @@ impl EmbeddedEventRecordColumns {
     fn record(self, tenant: TenantId) -> std::result::Result<EventRecord, UnknownCode> {
         let deliveries = self.event.deliveries.max(0) as u32;
         let (event, is_damaged) = self.event.event(tenant);
-        let withheld = withheld_from(event.is_expunged(), self.withheld)?;
+        let withheld = withheld_from(event.is_expunged(), self.data_withheld)?;
         Ok(EventRecord { event, withheld, deliveries, is_damaged })
     }
 }
@@ -304,7 +309,7 @@ fn events(
 ) -> rusqlite::Result<ListPage<EventRecord>> {
     let mut page = ListPage::empty();
     let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
-    let below = walk::below_until(db, "events", "accepted_at", ask.until, cursor)?;
+    let below = walk::number_bound_of_time(db, "events", "accepted_at", ask.until, cursor)?;
     let mut statement = db.prepare_cached(EVENT_LIST)?;
     let mut rows = statement.query([no, below])?;
     let (mut last, mut bytes, mut accepted_at) = (None, 0, 0);
@@ -373,7 +378,7 @@ fn lanes(
 
 row! {
     /// A lane that has a head.
-    sqlite struct EmbeddedLaneRow from "FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+    sqlite struct EmbeddedLaneRow from "FROM lane_heads l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
                     JOIN deliveries h ON h.no = l.head
                WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
                  AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane" {
@@ -389,10 +394,10 @@ row! {
 impl EmbeddedLaneRow {
     /// Returns the lane with the number of its members.
     fn counted(self, db: &Connection) -> rusqlite::Result<Lane> {
-        let members: i64 = db
+        let behind: i64 = db
             .prepare_cached(
-                "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
-                 WHERE endpoint = ? AND lane = ? AND passed = 0",
+                "SELECT count(*) FROM deliveries INDEXED BY deliveries_behind
+                 WHERE endpoint = ? AND lane = ? AND passed = 0 AND behind = 1",
             )?
             .query_row(params![self.endpoint, self.lane], |row| row.get(0))?;
         Ok(Lane {
@@ -400,7 +405,7 @@ impl EmbeddedLaneRow {
             key: Some(self.lane).filter(|lane| !lane.is_empty()),
             is_blocked: self.is_blocked,
             since: at(self.head_since),
-            waiting: (members - 1).max(0) as u64,
+            waiting: behind as u64,
         })
     }
 }

@@ -43,7 +43,7 @@ pub fn candidates(
     };
     let (from, source, chosen) = match state {
         DeliveryState::Dead => (from, "JOIN dead_letters x ON x.no = d.no", by_number("x")),
-        DeliveryState::Waiting => match waiting(db, endpoint)? {
+        DeliveryState::Waiting => match waiting_rows(db, endpoint)? {
             WaitingRows::Few => (from, "", FEW_WAITING.replace(":order", order)),
             WaitingRows::Many { first } => (from.max(first - 1), ALL_OF_ENDPOINT, by_number("d")),
         },
@@ -79,7 +79,7 @@ enum WaitingRows {
 }
 
 /// Returns whether few or many deliveries wait for an endpoint.
-fn waiting(db: &Connection, endpoint: i64) -> rusqlite::Result<WaitingRows> {
+fn waiting_rows(db: &Connection, endpoint: i64) -> rusqlite::Result<WaitingRows> {
     let sql = "SELECT count(*) FROM (
                    SELECT 1 FROM deliveries INDEXED BY deliveries_due WHERE endpoint = ? AND state = 0 LIMIT ?)";
     let count: i64 = db.prepare_cached(sql)?.query_row(params![endpoint, SORTED_MAX + 1], |row| row.get(0))?;
@@ -91,7 +91,7 @@ fn waiting(db: &Connection, endpoint: i64) -> rusqlite::Result<WaitingRows> {
     Ok(WaitingRows::Many { first: first.unwrap_or(1) })
 }
 
-/// What is read of a delivery that a job may take.
+/// Columns of a delivery that a job may take.
 struct CandidateColumns {
     listed: DeliveryListColumns,
     record: Option<String>,

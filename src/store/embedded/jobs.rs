@@ -16,6 +16,7 @@ use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
 use crate::model::job::{Job, JobCandidate, JobChange, JobPart, JobState};
+use crate::model::named_enum::NamedEnum;
 use crate::model::operational_event::OperationalEvent;
 use crate::model::shard::Lease;
 use crate::store::job_columns::{JobColumns, job_state};
@@ -223,7 +224,7 @@ fn create(
     let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
     let found: Option<i64> = db.query_row(sql, [&job.tenant], |row| row.get(0)).optional()?;
     let Some(tenant) = found else { return Ok(Err(Error::NotFound(MissingResource::Tenant))) };
-    let (running, unfinished) = counted(db, tenant)?;
+    let (running, unfinished) = count_jobs_of_tenant(db, tenant)?;
     let state = match first_state(job, (running, unfinished), running_max) {
         Ok(state) => state,
         Err(over) => return Ok(Err(over)),
@@ -233,7 +234,7 @@ fn create(
     let sql = "INSERT INTO jobs (id, tenant, state, spec, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?)";
     db.execute(sql, params![job.id, tenant, state as i64, to_json(&job.spec), millis(job.created_at), finished_at])?;
     for part in &job.parts {
-        let sql = "INSERT INTO job_parts (job, tenant, endpoint, after, is_read, is_done, counts)
+        let sql = "INSERT INTO job_parts (job, tenant, endpoint, after, is_all_read, is_done, counts)
                    VALUES (?, ?, ?, NULL, 0, 0, ?)";
         db.prepare_cached(sql)?.execute(params![job.id, part.tenant, part.endpoint, to_json(&part.counts)])?;
     }
@@ -241,6 +242,7 @@ fn create(
     if !is_finished {
         return Ok(Ok(JobStarted::default()));
     }
+    let job = &Job { state, ..job.clone() };
     let event = OperationalEvent::of_finished_job(job, &job.counts(), job.created_at);
     let freed = accept_operational_event(transaction, event, job.created_at)?;
     let operational_events = std::mem::take(&mut transaction.operational_events);
@@ -248,13 +250,13 @@ fn create(
 }
 
 /// Returns how many jobs of each tenant run, of those that have any.
-pub fn running(db: &Connection) -> rusqlite::Result<HashMap<TenantId, u64>> {
+pub fn count_running(db: &Connection) -> rusqlite::Result<HashMap<TenantId, u64>> {
     let sql = format!("SELECT t.id, count(*) {JOBS} WHERE j.state = 0 AND j.state < 2 GROUP BY t.id");
     db.prepare_cached(&sql)?.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64)))?.collect()
 }
 
 /// Returns how many jobs of a tenant run, and how many are not over.
-fn counted(db: &Connection, tenant: i64) -> rusqlite::Result<(u32, u32)> {
+fn count_jobs_of_tenant(db: &Connection, tenant: i64) -> rusqlite::Result<(u32, u32)> {
     let sql = "SELECT count(*) FILTER (WHERE state = 0), count(*) FROM jobs WHERE tenant = ? AND state IN (0, 1, 4)";
     db.query_row(sql, [tenant], |row| Ok((row.get(0)?, row.get(1)?)))
 }
@@ -276,13 +278,13 @@ fn change_job(
     let found: Option<(i64, i64)> =
         db.query_row(&sql, params![id, tenant], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((tenant_no, code)) = found else { return Ok(Err(Error::NotFound(MissingResource::Job))) };
-    let has_room = counted(db, tenant_no)?.0 < running_max;
+    let has_room = count_jobs_of_tenant(db, tenant_no)?.0 < running_max;
     let next = match job_state(code) {
         Ok(state) => change.apply(state, has_room),
         Err(code) => return Ok(Err(Error::UnknownCode(code))),
     };
     let Some(next) = next else {
-        return Ok(Err(Error::WrongState(format!("job {id} is over, and cannot be changed by {}", change.verb()))));
+        return Ok(Err(Error::WrongState(format!("job {id} is over, and cannot be changed by {}", change.as_str()))));
     };
     let finished_at = next.is_over().then(|| millis(now));
     db.execute("UPDATE jobs SET state = ?, finished_at = ? WHERE id = ?", params![next as i64, finished_at, id])?;
@@ -332,7 +334,7 @@ fn advance(
 ) -> rusqlite::Result<Result<JobAdvanced>> {
     let db = transaction.db;
     let sql = "SELECT 1 FROM jobs j JOIN job_parts w ON w.job = j.id
-               WHERE j.id = ? AND j.state = 0 AND w.endpoint = ? AND w.after IS ? AND w.is_read = ? AND w.is_done = 0
+               WHERE j.id = ? AND j.state = 0 AND w.endpoint = ? AND w.after IS ? AND w.is_all_read = ? AND w.is_done = 0
                    AND w.counts = ?";
     let before = &step.before;
     let bound = params![step.job, before.endpoint, before.after, before.is_read, to_json(&before.counts)];
@@ -391,7 +393,7 @@ fn write_part(db: &Connection, step: &JobStep, part: &JobPart, advanced: &JobAdv
             db.prepare_cached(sql)?.execute(params![step.job, part.endpoint, id])?;
         }
     }
-    let sql = "UPDATE job_parts SET after = ?, is_read = ?, is_done = ?, counts = ? WHERE job = ? AND endpoint = ?";
+    let sql = "UPDATE job_parts SET after = ?, is_all_read = ?, is_done = ?, counts = ? WHERE job = ? AND endpoint = ?";
     db.prepare_cached(sql)?.execute(params![
         part.after,
         part.is_read,

@@ -1,7 +1,8 @@
 //! Reads and writes lanes, as [`crate::store::plan::lane`] plans it.
 //!
-//! Invariant: `lanes.head` is the lowest member not passed, dead or waiting,
-//! and it alone of the unpassed has `behind = 0`.
+//! Invariant: `lane_heads.head` is the lowest member not passed, dead or waiting,
+//! and it alone of the unpassed has `behind = 0`. That view reads the table `lanes`,
+//! where a head stays that was delivered while nobody was behind it.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -35,7 +36,7 @@ pub fn take_step(
 fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
     let head: Option<Option<i64>> = db
         .prepare_cached(
-            "SELECT head FROM lanes WHERE endpoint = ?1 AND lane = ?2
+            "SELECT head FROM lane_heads WHERE endpoint = ?1 AND lane = ?2
              AND (SELECT deleted_at FROM endpoints WHERE no = ?1) IS NULL",
         )?
         .query_row(params![member.endpoint, member.lane], |row| row.get(0))
@@ -47,26 +48,60 @@ fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
 /// where the endpoint skips its dead; otherwise the first of them is the
 /// head, and the lane waits behind it.
 fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
+    let was_head = is_head(db, member)?;
     mark_passed(db, member.no)?;
-    if !is_head(db, member)? {
+    if !was_head {
         return Ok(LaneHead::Unchanged);
     }
-    let head = loop {
-        let lowest = first_unpassed(db, member)?;
+    let head = next_head(db, member)?;
+    write_head(db, member, head, now)?;
+    Ok(head)
+}
+
+/// Lets a lane move on past its head, which was delivered and is marked as passed.
+/// If nobody is behind it, nothing is written: it counts as none by that mark, and its
+/// end is the time at which the lane was used last.
+pub fn pass_delivered(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
+    let head = next_head(db, member)?;
+    if head.no().is_some() {
+        write_head(db, member, head, now)?;
+    }
+    Ok(head)
+}
+
+/// Writes what [`pass_delivered`] left out, before the row of that delivery changes.
+pub fn write_passed_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "UPDATE lanes SET (head, touched_at) =
+             (SELECT head, touched_at FROM lane_heads WHERE endpoint = ?1 AND lane = ?2)
+         WHERE endpoint = ?1 AND lane = ?2 AND head = ?3",
+    )?
+    .execute(params![member.endpoint, member.lane, member.no])?;
+    Ok(())
+}
+
+/// Searches the head among those that were behind it. Dead ones are passed on the way,
+/// where the endpoint skips them.
+fn next_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<LaneHead> {
+    loop {
+        let lowest = next_behind(db, member)?;
         // Read for a dead member alone: most lanes have none.
         let skips_dead = is_dead(lowest) && skips_dead(db, member.endpoint)?;
         match search_head(lowest, skips_dead) {
             HeadSearch::PassDead(no) => mark_passed(db, no)?,
-            HeadSearch::Found(head) => break head,
+            HeadSearch::Found(head) => return Ok(head),
         }
-    };
+    }
+}
+
+fn write_head(db: &Connection, member: &LaneMember<'_>, head: LaneHead, now: Timestamp) -> rusqlite::Result<()> {
     let no = head.no();
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
         .execute(params![no, millis(now), millis(now), member.endpoint, member.lane])?;
     if let LaneHead::Free(no) | LaneHead::Dead(no) = head {
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([no])?;
     }
-    Ok(head)
+    Ok(())
 }
 
 fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
@@ -74,11 +109,12 @@ fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The lowest member not passed, and its state, if this version knows that.
-fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, Option<DeliveryState>)>> {
+/// The lowest member that was behind the head, and its state, if this version knows
+/// that.
+fn next_behind(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, Option<DeliveryState>)>> {
     db.prepare_cached(
-        "SELECT no, state FROM deliveries INDEXED BY deliveries_by_lane
-         WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",
+        "SELECT no, state FROM deliveries INDEXED BY deliveries_behind
+         WHERE endpoint = ? AND lane = ? AND passed = 0 AND behind = 1 ORDER BY seq LIMIT 1",
     )?
     .query_row(params![member.endpoint, member.lane], |row| Ok((row.get(0)?, state_of(row.get(1)?).ok())))
     .optional()
@@ -98,7 +134,7 @@ fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
 pub fn pass_dead_heads(db: &Connection, endpoint: i64, now: Timestamp) -> rusqlite::Result<Vec<i64>> {
     let blocked: Vec<(String, i64)> = db
         .prepare_cached(
-            "SELECT l.lane, l.head FROM lanes l JOIN deliveries d ON d.no = l.head
+            "SELECT l.lane, l.head FROM lane_heads l JOIN deliveries d ON d.no = l.head
              WHERE l.endpoint = ? AND d.state = 2",
         )?
         .query_map([endpoint], |row| Ok((row.get(0)?, row.get(1)?)))?

@@ -31,6 +31,7 @@ use writer::Writer;
 
 mod accept;
 mod access;
+mod attempt_record;
 mod backfill;
 pub mod backup_folder;
 mod catalog;
@@ -63,6 +64,7 @@ mod overdue;
 mod overwrite;
 mod pages;
 mod purge;
+mod purge_figures;
 mod purge_rows;
 mod queue;
 mod recover;
@@ -100,7 +102,7 @@ pub struct EmbeddedStore {
     writer: Writer,
     writer_thread: Mutex<Option<JoinHandle<()>>>,
     checkpointer: Checkpointer,
-    /// What purges have overwritten so far.
+    /// Progress of overwriting, by the purge that does it.
     overwriting: Mutex<HashMap<JobId, Overwriting>>,
 }
 
@@ -110,8 +112,7 @@ struct EmbeddedState {
     seal: Seal,
     readers: Mutex<Vec<Connection>>,
     readers_free: Semaphore,
-    // The lock of the data directory; the system frees it at a crash.
-    _lock: File,
+    _lock: FolderLock,
 }
 
 /// Whether commits are synced to disk.
@@ -155,7 +156,7 @@ impl EmbeddedStore {
         sync_folder(folder);
         let db = recover::open(&path, durability)?;
         migrate(&db, &path)?;
-        recover::check(&db, &path)?;
+        recover::check_damage(&db, &path)?;
         let seal = check_master_key(&db, &seal)?;
         let index = Arc::new(RwLock::new(catalog::load(&db, &seal)?));
         let next_delivery = next_delivery(&db)?;
@@ -241,7 +242,7 @@ pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
 /// Refuses a key other than the one that the store is sealed under. The first
 /// key that a store is opened with becomes its key.
 fn check_master_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
-    let check = notes::write_once(db, CHECK_NOTE, &seal.check())?;
+    let check = notes::write_once(db, CHECK_NOTE, &seal.check_text())?;
     Ok(seal.for_store(&check)?)
 }
 
@@ -254,14 +255,26 @@ fn sync_folder(folder: &Path) {
     }
 }
 
+/// The lock of a data directory, released when this is dropped; the system releases
+/// it when the process dies.
+pub struct FolderLock(File);
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that is being started by this one
+        // has a copy of it for a moment, and the lock with it.
+        let _ = self.0.unlock();
+    }
+}
+
 /// Locks a data directory, unless it is in use or half restored.
-fn lock(folder: &Path) -> anyhow::Result<File> {
+fn lock(folder: &Path) -> anyhow::Result<FolderLock> {
     let lock = lock_folder(folder)?;
     restore::refuse_if_half_restored(folder)?;
     Ok(lock)
 }
 
-fn lock_folder(folder: &Path) -> anyhow::Result<File> {
+fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
     let path = folder.join("lock");
     let file = File::options()
         .create(true)
@@ -272,7 +285,10 @@ fn lock_folder(folder: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot open {}", path.display()))?;
     give_to_owner_of(folder, &file)?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => {
+            restore::remove_abandoned_copies(folder);
+            Ok(FolderLock(file))
+        }
         Err(TryLockError::WouldBlock) => bail!(
             "the data directory {} is in use by another posthaste; stop that one, or choose another directory with --data",
             folder.display()
@@ -421,9 +437,13 @@ mod tests {
     async fn a_commit_is_counted_as_made_or_as_failed() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
-        let store =
-            EmbeddedStore::open_with(folder.path(), Durability::Unsynced, Seal::from_key([1; 32]), metrics.commits())
-                .unwrap();
+        let store = EmbeddedStore::open_with(
+            folder.path(),
+            Durability::Unsynced,
+            Seal::from_key([1; 32]),
+            metrics.commit_metrics(),
+        )
+        .unwrap();
         let count = |name: &str| -> u64 {
             let text = metrics.encode(&Default::default());
             let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("it is shown");

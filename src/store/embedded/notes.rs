@@ -29,7 +29,7 @@ pub fn write_once(db: &Connection, name: &str, value: &str) -> rusqlite::Result<
 
 /// Returns the name of a note that differs from its checksum, if there is one.
 /// Older versions wrote no checksums.
-pub fn damaged(db: &Connection) -> rusqlite::Result<Option<String>> {
+pub fn find_damaged_note(db: &Connection) -> rusqlite::Result<Option<String>> {
     let mut statement = db.prepare("SELECT name, value, checksum FROM notes WHERE checksum IS NOT NULL")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -42,5 +42,5 @@ pub fn damaged(db: &Connection) -> rusqlite::Result<Option<String>> {
 }
 
 fn checksum(name: &str, value: &str) -> i64 {
-    Checksum::default().text(Some(name)).text(Some(value)).end()
+    Checksum::default().text(Some(name)).text(Some(value)).finish()
 }

@@ -12,7 +12,7 @@ use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
 use crate::model::operational_event::OperationalEvent;
 use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::lane::LaneEffects;
-use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
+use crate::store::plan::{DeliveryReport, ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{AcceptResult, Claim};
 
@@ -73,21 +73,20 @@ row! {
 
 /// Reads what operational events say of a delivery; nothing for deliveries of
 /// the system tenant, about which there are none.
-pub fn find_subject(db: &Connection, no: i64) -> rusqlite::Result<Option<EventSubject>> {
+fn find_subject(db: &Connection, no: i64) -> rusqlite::Result<Option<EventSubject>> {
     let found = db.prepare_cached(EmbeddedSubjectRow::SQL)?.query_row([no], EmbeddedSubjectRow::read).optional()?;
     Ok(found.and_then(|row| row.subject.subject(no)))
 }
 
-/// Accepts the event that tells that a lane waits behind this dead letter, or
-/// no longer does.
-pub fn lane_event(
+/// Accepts the event that tells this about a delivery.
+pub fn report(
     transaction: &mut WriteTransaction<'_>,
     no: i64,
-    is_blocked: bool,
+    report: DeliveryReport,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
     match find_subject(transaction.db, no)? {
-        Some(subject) => accept_operational_event(transaction, subject.lane_event(is_blocked, now), now),
+        Some(subject) => accept_operational_event(transaction, subject.operational_event(report, now), now),
         None => Ok(Vec::new()),
     }
 }
@@ -100,8 +99,8 @@ pub fn report_lane(
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
     let mut freed = Vec::new();
-    for (no, is_blocked) in effects.reports() {
-        freed.extend(lane_event(transaction, no, is_blocked, now)?);
+    for (no, told) in effects.reports() {
+        freed.extend(report(transaction, no, told, now)?);
     }
     Ok(freed)
 }

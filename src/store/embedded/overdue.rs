@@ -12,6 +12,7 @@ use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 row! {
     /// A delivery whose expiry is to be checked.
     sqlite struct EmbeddedOverdueRow from "FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
+              LEFT JOIN backfilled b ON b.event = d.event AND b.endpoint = d.endpoint
          WHERE d.state = 0 AND d.expiry_check_at IS NOT NULL AND p.deleted_at IS NULL AND d.format <= ?
          ORDER BY d.expiry_check_at LIMIT ?" {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,
@@ -23,6 +24,7 @@ row! {
     /// A waiting delivery of a tenant.
     sqlite struct UntriedRow from "FROM deliveries d INDEXED BY deliveries_undelivered
               JOIN endpoints p ON p.no = d.endpoint
+              LEFT JOIN backfilled b ON b.event = d.event AND b.endpoint = d.endpoint
          WHERE d.tenant = ? AND d.state = 0 AND d.state <> 1 AND d.no > ? AND p.deleted_at IS NULL
                AND d.format <= ? ORDER BY d.no" {
         delivery: OverdueColumns = OverdueColumns::COLUMNS,

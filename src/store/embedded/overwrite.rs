@@ -24,16 +24,16 @@ const FOUND: usize = 16_384;
 /// How often pages are looked for whose place in their tree has changed.
 const ROUNDS_MAX: usize = 50;
 
-/// How far it has come.
+/// How far the overwriting of freed space has come.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Overwritten {
+pub enum OverwriteProgress {
     /// There is more to do.
-    Some,
+    Unfinished,
     /// All is overwritten, and the log is empty.
-    All,
+    Finished,
 }
 
-/// What is overwritten next.
+/// The part of the file that is overwritten next.
 #[derive(Debug, Clone)]
 enum Phase {
     FreePages { done: HashSet<u32>, is_last: bool },
@@ -70,7 +70,7 @@ type PagePath = Vec<u32>;
 
 impl EmbeddedStore {
     /// Overwrites some of the space that holds nothing.
-    pub(super) async fn overwrite_some(&self, job: JobId) -> Result<Overwritten> {
+    pub(super) async fn overwrite_some(&self, job: JobId) -> Result<OverwriteProgress> {
         let state = self.overwriting.lock().remove(&job).unwrap_or_else(Overwriting::new);
         let next = match state.0 {
             Phase::FreePages { done, is_last } => {
@@ -85,17 +85,17 @@ impl EmbeddedStore {
                 Some(walk) => Phase::Trees(walk),
                 None => Phase::FreePages { done: HashSet::new(), is_last: true },
             },
-            Phase::Log { ticket } if self.checkpointer.is_emptied(ticket) => return Ok(Overwritten::All),
+            Phase::Log { ticket } if self.checkpointer.is_emptied(ticket) => return Ok(OverwriteProgress::Finished),
             Phase::Log { ticket } => Phase::Log { ticket },
         };
         self.overwriting.lock().insert(job, Overwriting(next));
-        Ok(Overwritten::Some)
+        Ok(OverwriteProgress::Unfinished)
     }
 
     /// Makes a step of the walk. Returns nothing at its end.
     async fn walk_trees(&self, mut walk: TreeWalk) -> Result<Option<TreeWalk>> {
         let Some(roots) = &mut walk.roots else {
-            walk.roots = Some(self.read(roots).await?);
+            walk.roots = Some(self.read(tree_roots).await?);
             return Ok(Some(walk));
         };
         if let Some(from) = walk.found.len().checked_sub(PAGES).or((!walk.found.is_empty()).then_some(0)) {
@@ -141,7 +141,7 @@ fn write_page(db: &Connection, number: u32, data: &[u8]) -> rusqlite::Result<()>
 
 /// Returns the roots of all tables and indexes. That of the schema has no rows of
 /// tenants.
-fn roots(db: &Connection) -> rusqlite::Result<Vec<u32>> {
+fn tree_roots(db: &Connection) -> rusqlite::Result<Vec<u32>> {
     let sql = "SELECT rootpage FROM sqlite_schema WHERE rootpage > 1 ORDER BY rootpage";
     db.prepare(sql)?.query_map([], |row| row.get(0))?.collect()
 }

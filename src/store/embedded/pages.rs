@@ -62,7 +62,7 @@ impl<'a> TreePage<'a> {
         usize::from(u16_at(self.data, self.header() + 3))
     }
 
-    /// Where the pointers to cells begin.
+    /// Returns the offset of the first pointer to a cell.
     fn pointers(&self) -> usize {
         self.header() + if self.is_interior() { 12 } else { 8 }
     }
@@ -71,7 +71,7 @@ impl<'a> TreePage<'a> {
         self.pointers() + 2 * self.cells()
     }
 
-    /// Where the cells begin.
+    /// Returns the offset of the first cell.
     fn content(&self) -> usize {
         match u16_at(self.data, self.header() + 5) {
             0 => 65_536,

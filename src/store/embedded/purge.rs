@@ -9,15 +9,16 @@ use rusqlite::{Connection, params};
 use super::EmbeddedStore;
 use super::deleted_tenant::{delete_content, keep_pages_if_unpurged, open_purge};
 use super::job_rows;
-use super::overwrite::Overwritten;
-use super::purge_rows::{delete_figures, delete_operational_events, delete_rows};
+use super::overwrite::OverwriteProgress;
+use super::purge_figures::{delete_figures, forget_in_sums};
+use super::purge_rows::{delete_operational_events, delete_rows};
 use super::rows::{id_bytes, millis};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{JobId, TenantId};
 use crate::model::job::{Job, JobPart, JobState};
 use crate::model::purge::PurgeStage;
-use crate::store::access::draw;
+use crate::store::access::draw_id_bits;
 use crate::store::jobs::{no_purge_of, still_purged};
 use crate::store::stored_json::to_json;
 use crate::store::{Error, JobAdvanced, MissingResource, PurgeStep, Result};
@@ -47,7 +48,7 @@ pub fn begin(
         return Ok(Err(Error::NotFound(MissingResource::Tenant)));
     };
     let now = job.created_at;
-    let sql = "UPDATE tenants SET purge = ?, deleted_at = coalesce(deleted_at, ?) WHERE id = ?";
+    let sql = "UPDATE tenants SET purge_job = ?, deleted_at = coalesce(deleted_at, ?) WHERE id = ?";
     db.execute(sql, params![job.id, millis(now), tenant.as_str()])?;
     db.execute_batch("PRAGMA secure_delete = ON")?;
     for no in numbers {
@@ -56,7 +57,7 @@ pub fn begin(
     let sql = "INSERT INTO jobs (id, tenant, state, spec, created_at) VALUES (?, ?, ?, ?, ?)";
     db.execute(sql, params![job.id, system, JobState::Running as i64, to_json(&job.spec), millis(now)])?;
     for part in &job.parts {
-        let sql = "INSERT INTO job_parts (job, tenant, endpoint, after, is_read, is_done, counts)
+        let sql = "INSERT INTO job_parts (job, tenant, endpoint, after, is_all_read, is_done, counts)
                    VALUES (?, ?, ?, NULL, 0, 0, ?)";
         db.execute(sql, params![job.id, part.tenant, part.endpoint, to_json(&part.counts)])?;
     }
@@ -75,7 +76,7 @@ fn is_current(db: &Connection, job: JobId, before: &JobPart) -> rusqlite::Result
 }
 
 fn write_part(db: &Connection, job: JobId, part: &JobPart) -> rusqlite::Result<()> {
-    let sql = "UPDATE job_parts SET is_read = ?, is_done = ?, counts = ? WHERE job = ? AND endpoint = ?";
+    let sql = "UPDATE job_parts SET is_all_read = ?, is_done = ?, counts = ? WHERE job = ? AND endpoint = ?";
     let bound = params![part.is_read, part.is_done, to_json(&part.counts), job, part.endpoint];
     db.prepare_cached(sql)?.execute(bound).map(drop)
 }
@@ -97,7 +98,7 @@ fn delete_some(transaction: &mut WriteTransaction<'_>, step: &PurgeStep) -> rusq
             for no in &numbers {
                 is_end = is_end && delete_rows(db, (*no, &before.tenant), job, now, progress)?;
             }
-            if is_end {
+            if is_end && forget_in_sums(db, &numbers, &before.tenant, progress)? {
                 progress.enter(PurgeStage::Figures);
             }
         }
@@ -123,7 +124,7 @@ fn delete_some(transaction: &mut WriteTransaction<'_>, step: &PurgeStep) -> rusq
 }
 
 fn numbers_of(db: &Connection, job: JobId) -> rusqlite::Result<Vec<i64>> {
-    db.prepare_cached("SELECT no FROM tenants WHERE purge = ? ORDER BY no")?
+    db.prepare_cached("SELECT no FROM tenants WHERE purge_job = ? ORDER BY no")?
         .query_map([job], |row| row.get(0))?
         .collect()
 }
@@ -150,12 +151,12 @@ fn finish(transaction: &mut WriteTransaction<'_>, step: &PurgeStep) -> rusqlite:
     }
     part.is_done = true;
     write_part(db, job, &part)?;
-    db.execute("DELETE FROM tenants WHERE purge = ?", [job])?;
+    db.execute("DELETE FROM tenants WHERE purge_job = ?", [job])?;
     keep_pages_if_unpurged(db)?;
     let sql = "UPDATE jobs SET state = 2, finished_at = ? WHERE id = ?";
     db.execute(sql, params![millis(now), job])?;
     if let Some(purge) = job_rows::find(db, job)? {
-        let entry = AuditEntry::of_purge(&purge, &before.tenant, *wall, draw());
+        let entry = AuditEntry::of_purge(&purge, &before.tenant, *wall, draw_id_bits());
         let sql = "INSERT INTO audit (id, tenant, tenant_id, record)
                    SELECT ?, no, id, ? FROM tenants WHERE id = ? AND deleted_at IS NULL";
         let bound = params![id_bytes(entry.id.0), to_json(&entry.record), TenantId::SYSTEM];
@@ -175,8 +176,8 @@ impl EmbeddedStore {
             return self.writer.write_later(move |transaction| delete_some(transaction, &step)).await?;
         }
         match self.overwrite_some(step.job).await? {
-            Overwritten::Some => Ok(JobAdvanced::default()),
-            Overwritten::All => self.writer.write(move |transaction| finish(transaction, &step)).await?,
+            OverwriteProgress::Unfinished => Ok(JobAdvanced::default()),
+            OverwriteProgress::Finished => self.writer.write(move |transaction| finish(transaction, &step)).await?,
         }
     }
 }

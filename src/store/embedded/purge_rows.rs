@@ -3,18 +3,19 @@
 //! Tables that name the tenant, one of its endpoints, events or deliveries are all
 //! here; a test compares them with the schema.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::change;
-use super::rows::{delivery_id, millis};
+use super::rows::{delivery_id, millis, state_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::Initiator;
-use crate::model::delivery::DeliveryState;
-use crate::model::id::{JobId, TenantId};
+use crate::model::id::{EndpointId, JobId, TenantId};
 use crate::model::limits::stored_bytes;
 use crate::model::purge::PurgeProgress;
-use crate::store::jobs::{is_about, refusal};
+use crate::store::jobs::{is_about, refusal, spec_without_names};
 use crate::store::plan::change::ChangeCondition;
 use crate::store::row::{SqliteColumns, row};
 use crate::store::{DeliveryChange, JobAdvanced, Result};
@@ -23,10 +24,6 @@ use crate::store::{DeliveryChange, JobAdvanced, Result};
 const ROWS: usize = 200;
 /// Most bytes of events that one step deletes: they are overwritten on the way.
 const BYTES: i64 = 2 * 1_024 * 1_024;
-/// Parts of the figures that one step looks through, of twice 256.
-const FIGURE_PARTS: i64 = 16;
-/// Number of parts of the figures, by window and by hour.
-const FIGURE_PARTS_ALL: i64 = 512;
 /// Events of the system tenant that one step looks at.
 const SYSTEM_EVENTS: usize = 100;
 
@@ -34,8 +31,8 @@ const SYSTEM_EVENTS: usize = 100;
 pub const BY_TENANT: &[&str] = &["dead_letters", "dead_letter_counts", "stored_bytes", "tokens", "portals"];
 /// Tables whose rows name an endpoint by its number.
 pub const BY_ENDPOINT: &[&str] = &["secrets", "endpoint_events", "lanes", "seq_floors", "forgotten_dead"];
-/// Tables whose rows name an endpoint by its id.
-pub const BY_ENDPOINT_ID: &[&str] = &["job_parts", "job_waiting", "job_held"];
+/// Tables with what a job has at an endpoint, which they name by its id.
+pub const OF_JOB_PART: &[&str] = &["job_parts", "job_waiting", "job_held"];
 
 /// Deletes some rows of a tenant. Returns whether none was left.
 pub fn delete_rows(
@@ -56,7 +53,10 @@ pub fn delete_rows(
     if delete_some(db, "audit", "tenant_id = ?1", params![id.as_str()], progress)? {
         return Ok(false);
     }
-    if delete_jobs(db, tenant, progress)? || delete_endpoints(db, tenant, (purge, now), progress)? {
+    if delete_jobs(db, tenant, progress)? || forget_in_jobs(db, id, (purge, now), progress)? {
+        return Ok(false);
+    }
+    if delete_endpoints(db, tenant, progress)? {
         return Ok(false);
     }
     // The id stays until the end of the purge, and nothing else.
@@ -81,7 +81,7 @@ fn delete_some(
         "lanes" => format!(
             "DELETE FROM lanes WHERE (endpoint, lane) IN (SELECT endpoint, lane FROM lanes WHERE {condition} LIMIT {ROWS})"
         ),
-        "dead_letter_counts" | "stored_bytes" | "forgotten_dead" | "job_parts" | "job_waiting" | "job_held" => {
+        "dead_letter_counts" | "stored_bytes" | "forgotten_dead" => {
             format!("DELETE FROM {table} WHERE {condition}")
         }
         _ => format!("DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE {condition} LIMIT {ROWS})"),
@@ -142,56 +142,63 @@ fn delete_jobs(db: &Connection, tenant: i64, progress: &mut PurgeProgress) -> ru
     let job: Option<JobId> =
         db.query_row("SELECT id FROM jobs WHERE tenant = ? LIMIT 1", [tenant], |row| row.get(0)).optional()?;
     let Some(job) = job else { return Ok(false) };
-    for table in BY_ENDPOINT_ID {
+    for table in OF_JOB_PART {
         db.execute(&format!("DELETE FROM {table} WHERE job = ?"), [job])?;
     }
     progress.count("jobs", db.execute("DELETE FROM jobs WHERE id = ?", [job])?);
     Ok(true)
 }
 
-/// Deletes one endpoint, or some rows of it. Returns whether there was one.
-fn delete_endpoints(
+/// Deletes what jobs over all tenants have at endpoints of this one, and takes what may name
+/// it out of those that have ended. Returns whether there were any.
+fn forget_in_jobs(
     db: &Connection,
-    tenant: i64,
+    tenant: &TenantId,
     (purge, now): (JobId, Timestamp),
     progress: &mut PurgeProgress,
 ) -> rusqlite::Result<bool> {
-    let sql = "SELECT no, id FROM endpoints WHERE tenant = ? LIMIT 1";
-    let found: Option<(i64, Vec<u8>)> =
-        db.prepare_cached(sql)?.query_row([tenant], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    let Some((no, id)) = found else { return Ok(false) };
+    // Purges of older tenants with this id name nothing but the id.
+    let sql = "SELECT w.job, w.endpoint FROM job_parts w JOIN jobs j ON j.id = w.job
+               WHERE w.tenant = ? AND j.spec ->> '$.kind' <> 'purge' LIMIT ?";
+    let parts: Vec<(JobId, EndpointId)> = db
+        .prepare_cached(sql)?
+        .query_map(params![tenant, ROWS as i64], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    for (job, endpoint) in &parts {
+        for table in OF_JOB_PART {
+            let sql = format!("DELETE FROM {table} WHERE job = ? AND endpoint = ?");
+            progress.count(table, db.prepare_cached(&sql)?.execute(params![job, endpoint])?);
+        }
+    }
+    if parts.is_empty() {
+        return Ok(false);
+    }
+    // Jobs whose last part it was.
+    let sql = "UPDATE jobs SET state = 2, finished_at = ? WHERE state IN (0, 1, 4) AND id <> ?
+               AND NOT EXISTS (SELECT 1 FROM job_parts WHERE job = jobs.id AND is_done = 0)";
+    db.execute(sql, params![millis(now), purge])?;
+    for job in parts.into_iter().map(|(job, _)| job).collect::<BTreeSet<_>>() {
+        let sql = "SELECT spec FROM jobs WHERE id = ? AND state IN (2, 3, 5)";
+        let spec: Option<String> = db.prepare_cached(sql)?.query_row([job], |row| row.get(0)).optional()?;
+        if let Some(spec) = spec.as_deref().and_then(spec_without_names) {
+            db.execute("UPDATE jobs SET spec = ?, error = NULL WHERE id = ?", params![spec, job])?;
+        }
+    }
+    Ok(true)
+}
+
+/// Deletes one endpoint, or some rows of it. Returns whether there was one.
+fn delete_endpoints(db: &Connection, tenant: i64, progress: &mut PurgeProgress) -> rusqlite::Result<bool> {
+    let sql = "SELECT no FROM endpoints WHERE tenant = ? LIMIT 1";
+    let found: Option<i64> = db.prepare_cached(sql)?.query_row([tenant], |row| row.get(0)).optional()?;
+    let Some(no) = found else { return Ok(false) };
     for table in BY_ENDPOINT {
         if delete_some(db, table, "endpoint = ?1", params![no], progress)? {
             return Ok(true);
         }
     }
-    let mut was_in_job = false;
-    for table in BY_ENDPOINT_ID {
-        was_in_job |= delete_some(db, table, "endpoint = ?1", params![id], progress)?;
-    }
-    if was_in_job {
-        // Jobs over all tenants whose last part it was.
-        let sql = "UPDATE jobs SET state = 2, finished_at = ? WHERE state IN (0, 1, 4) AND id <> ?
-                   AND NOT EXISTS (SELECT 1 FROM job_parts WHERE job = jobs.id AND is_done = 0)";
-        db.execute(sql, params![millis(now), purge])?;
-    }
     progress.count("endpoints", db.execute("DELETE FROM endpoints WHERE no = ?", [no])?);
     Ok(true)
-}
-
-/// Deletes figures of tenants from some of the parts. Returns whether these were the
-/// last.
-pub fn delete_figures(db: &Connection, tenants: &[i64], progress: &mut PurgeProgress) -> rusqlite::Result<bool> {
-    let sql = "DELETE FROM figures WHERE span = ? AND part = ? AND tenant = ?";
-    let mut statement = db.prepare_cached(sql)?;
-    for n in progress.after..(progress.after + FIGURE_PARTS).min(FIGURE_PARTS_ALL) {
-        for tenant in tenants {
-            let deleted = statement.execute(params![n / 256, n % 256, tenant])?;
-            progress.count("figures", deleted);
-        }
-    }
-    progress.after += FIGURE_PARTS;
-    Ok(progress.after >= FIGURE_PARTS_ALL)
 }
 
 /// Deletes operational events about a tenant among the next events of the system
@@ -257,11 +264,7 @@ fn end_deliveries(
     advanced: &mut JobAdvanced,
 ) -> rusqlite::Result<Result<()>> {
     for (no, created_at, state) in deliveries_of(transaction.db, event)? {
-        let change = match state {
-            state if state == DeliveryState::Waiting as i64 => DeliveryChange::Cancel,
-            state if state == DeliveryState::Dead as i64 => DeliveryChange::Discard,
-            _ => continue,
-        };
+        let Some(change) = state_of(state).ok().and_then(DeliveryChange::that_ends) else { continue };
         let (id, by) = (delivery_id(no, created_at), Initiator::Gateway);
         let change = (change, ChangeCondition::default());
         match change::change(transaction, &by, &TenantId::system(), id, change, now)? {

@@ -39,12 +39,12 @@ impl DeliveryQueue for EmbeddedStore {
     }
 
     async fn read_due(&self, lease: Lease, query: DueQuery) -> Result<DuePage> {
-        check(lease)?;
+        check_epoch(lease)?;
         self.read(move |db| claim::read_due(db, &query)).await
     }
 
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
-        check(lease)?;
+        check_epoch(lease)?;
         self.writer.write_later(move |transaction| settle::settle(transaction, &settlement)).await
     }
 
@@ -154,6 +154,6 @@ impl EmbeddedStore {
 
 /// Refuses a lease of another epoch: this store has one owner for ever, so
 /// such a lease is a mistake.
-fn check(lease: Lease) -> Result<()> {
+fn check_epoch(lease: Lease) -> Result<()> {
     if lease.epoch == ONLY_EPOCH { Ok(()) } else { Err(Error::Stale(lease.shard)) }
 }

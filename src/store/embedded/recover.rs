@@ -26,7 +26,8 @@ const NEWEST: usize = 1_000;
 /// Opens the file, with the whole write-ahead log checkpointed into it.
 pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
     let (began, log) = (Instant::now(), with_suffix(path, "-wal"));
-    let state = wal::secure(&log).with_context(|| format!("cannot make the log {} durable", log.display()))?;
+    let state =
+        wal::rewrite_and_sync(&log).with_context(|| format!("cannot make the log {} durable", log.display()))?;
     if let WalState::Damaged { usable, unusable } = state {
         let copy = with_suffix(path, "-wal.damaged");
         let is_copied = std::fs::copy(&log, &copy).is_ok();
@@ -71,7 +72,7 @@ fn checkpoint_log(db: &Connection, log: &Path) -> anyhow::Result<()> {
 
 /// Refuses a store whose damage would be noticed too late, and logs single
 /// events that are damaged. The time it takes does not depend on the size.
-pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
+pub fn check_damage(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
     if db.query_row(sql, [], |row| row.get::<_, i64>(0))? <= WHOLE_BYTES_MAX {
         check_integrity(db, path, "integrity_check", None)?;
@@ -79,13 +80,14 @@ pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
     for table in SMALL_TABLES {
         check_integrity(db, path, "quick_check", Some(table))?;
     }
-    if let Some(name) = notes::damaged(db)? {
-        bail!("{}", damaged(path, &format!("its note {name} is not what was written")));
+    if let Some(name) = notes::find_damaged_note(db)? {
+        bail!("{}", damage_message(path, &format!("its note {name} is not what was written")));
     }
     let newest: Option<i64> = db.query_row("SELECT max(no) FROM events", [], |row| row.get(0)).optional()?.flatten();
     let after = newest.unwrap_or(0).saturating_sub_unsigned(NEWEST as u64).max(0);
     let step = ScrubStep { after: after.cast_unsigned(), limit: NEWEST };
-    let comparison = scrub::compare(db, step).with_context(|| damaged(path, "its newest events cannot be read"))?;
+    let comparison =
+        scrub::compare(db, step).with_context(|| damage_message(path, "its newest events cannot be read"))?;
     for (tenant, event) in &comparison.scrubbed.damaged {
         error!(event.id = %event, tenant.id = %tenant, "what is stored of event {event} is damaged; it is never sent");
     }
@@ -97,11 +99,11 @@ fn check_integrity(db: &Connection, path: &Path, check: &str, table: Option<&str
     let argument = table.map_or(String::from("(1)"), |table| format!("({table})"));
     let answer: String = db
         .query_row(&format!("PRAGMA {check}{argument}"), [], |row| row.get(0))
-        .with_context(|| damaged(path, "SQLite cannot read it"))?;
-    if answer == "ok" { Ok(()) } else { bail!("{}", damaged(path, &answer)) }
+        .with_context(|| damage_message(path, "SQLite cannot read it"))?;
+    if answer == "ok" { Ok(()) } else { bail!("{}", damage_message(path, &answer)) }
 }
 
-fn damaged(path: &Path, how: &str) -> String {
+fn damage_message(path: &Path, how: &str) -> String {
     format!("the store {} is damaged ({how}); restore a backup, and check the disk", path.display())
 }
 
@@ -158,7 +160,7 @@ mod tests {
              PRAGMA writable_schema = RESET;",
         )
         .unwrap();
-        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        let refused = format!("{:#}", check_damage(&db, &path).unwrap_err());
         assert!(refused.contains("deliveries_due"), "{refused}");
     }
 
@@ -168,9 +170,9 @@ mod tests {
         let path = store(folder.path()).await;
         let db = open(&path, Durability::Unsynced).unwrap();
         notes::write(&db, "clock", r#"{"base_ms":1794818184629}"#).unwrap();
-        check(&db, &path).unwrap();
+        check_damage(&db, &path).unwrap();
         db.execute(r#"UPDATE notes SET value = '{"base_ms":1790818184629}' WHERE name = 'clock'"#, []).unwrap();
-        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        let refused = format!("{:#}", check_damage(&db, &path).unwrap_err());
         assert!(refused.contains("is damaged (its note clock is not what was written)"), "{refused}");
     }
 
@@ -187,7 +189,7 @@ mod tests {
         bytes[at..at + 8].fill(0xff);
         std::fs::write(&path, bytes).unwrap();
         let db = open(&path, Durability::Unsynced).unwrap();
-        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        let refused = format!("{:#}", check_damage(&db, &path).unwrap_err());
         assert!(refused.contains("is damaged") && refused.contains("restore a backup"), "{refused}");
     }
 }

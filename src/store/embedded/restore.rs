@@ -14,18 +14,21 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use serde::Serialize;
 use tempfile::NamedTempFile;
+use tracing::{info, warn};
 
 use super::backup_folder::{check_copy, compare_with_manifest, counts, open_copy, read_manifest};
-use super::{Durability, STORE_FILE, create_folder, lock_folder, recover};
+use super::{Durability, STORE_FILE, create_folder, lock_folder, notes, recover};
 use crate::model::backup::BackupManifest;
 use crate::model::id::EndpointId;
 use crate::model::size::RoundedSize;
 use crate::store::durable_file::{create_private_folder, give_to_owner_of, put_in_place, rename, write_unnamed};
 use crate::store::seal::{MissingKey, Seal};
-use crate::store::{migrations, move_mark};
+use crate::store::{ADMIN_TOKEN_NOTE, migrations, move_mark};
 
 /// Name of the mark of a restore that has begun and not ended.
 const MARK: &str = "restoring";
+/// Start of the names of files that a restore makes and nothing else reads.
+const COPY_PREFIX: &str = ".restoring-";
 /// Files of a store: the store itself, its log, and the index of that.
 const FILES: [&str; 3] = ["posthaste.db", "posthaste.db-wal", "posthaste.db-shm"];
 /// How far the numbers of all lanes are raised. Events that were accepted after the
@@ -34,7 +37,7 @@ pub const SEQ_JUMP: i64 = 1_000_000_000;
 /// Most endpoints that a report lists.
 const ENDPOINTS_SHOWN: usize = 20;
 
-/// What a restore did, and what follows from it.
+/// Report of a restore: what it did, and what follows from it.
 #[derive(Debug, Clone, Serialize)]
 pub struct RestoreReport {
     /// Folder of the backup.
@@ -58,6 +61,11 @@ pub struct RestoreReport {
     pub seq_raised_by: i64,
     /// What was wrong in the store when it was backed up, in words.
     pub problems: Vec<String>,
+    /// What to know before the next start, in words.
+    pub before_start: Vec<String>,
+    /// Hash of the admin token that the restored store knows, in hexadecimal digits.
+    #[serde(skip)]
+    pub admin_token: Option<String>,
 }
 
 /// An endpoint, and how many deliveries of a backup wait for it.
@@ -88,6 +96,7 @@ pub fn restore(from: &Path, data: &Path, key_file: &Path, now: Timestamp) -> any
     // First, since this also brings a backup of an older version to the present schema.
     raise_sequences(copy.path())?;
     let (waiting, endpoints, problems) = checked(copy.path(), &manifest, &seal)?;
+    let admin_token = notes::read(&open_copy(copy.path())?, ADMIN_TOKEN_NOTE)?;
     let since = compare_with_replaced(data, copy.path());
     let kept_aside = exchange(data, copy, now)?;
     Ok(RestoreReport {
@@ -101,7 +110,29 @@ pub fn restore(from: &Path, data: &Path, key_file: &Path, now: Timestamp) -> any
         endpoints,
         seq_raised_by: SEQ_JUMP,
         problems,
+        before_start: Vec::new(),
+        admin_token,
     })
+}
+
+/// Removes what a killed restore has left of its copy. The folder is locked, so no restore
+/// is under way.
+pub fn remove_abandoned_copies(data: &Path) {
+    let Ok(entries) = std::fs::read_dir(data) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(COPY_PREFIX) {
+            continue;
+        }
+        match std::fs::remove_file(entry.path()) {
+            Ok(()) => info!("removed {}, which a restore that was cut off has left", entry.path().display()),
+            Err(problem) => {
+                warn!(
+                    "{} is left of a restore that was cut off, and cannot be removed ({problem}); remove it: it may hold a whole store",
+                    entry.path().display()
+                );
+            }
+        }
+    }
 }
 
 /// Refuses to open a data directory in which a restore was interrupted.
@@ -147,7 +178,7 @@ fn refuse_without_space(data: &Path, bytes: u64) -> anyhow::Result<()> {
 
 /// Copies the file into the data directory, without a name that means anything.
 fn copied(file: &Path, data: &Path) -> anyhow::Result<NamedTempFile> {
-    let mut copy = tempfile::Builder::new().prefix(".restoring-").suffix(".db").tempfile_in(data)?;
+    let mut copy = tempfile::Builder::new().prefix(COPY_PREFIX).suffix(".db").tempfile_in(data)?;
     give_to_owner_of(data, copy.as_file())?;
     let mut from = File::open(file)?;
     std::io::copy(&mut from, copy.as_file_mut()).with_context(|| format!("cannot copy {}", file.display()))?;
@@ -226,7 +257,7 @@ fn compare_with_replaced(data: &Path, copy: &Path) -> Option<(u64, u64)> {
 fn exchange(data: &Path, copy: NamedTempFile, now: Timestamp) -> anyhow::Result<Option<PathBuf>> {
     let mark = data.join(MARK);
     let text = "A restore is under way. `posthaste restore` removes this file at its end.\n";
-    put_in_place(write_unnamed(data, ".restoring-", text)?, &mark)?;
+    put_in_place(write_unnamed(data, COPY_PREFIX, text)?, &mark)?;
     let old: Vec<PathBuf> = FILES.iter().map(|name| data.join(name)).filter(|file| file.exists()).collect();
     let aside = if old.is_empty() { None } else { Some(create_aside(data, now)?) };
     for file in &old {

@@ -52,7 +52,7 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     if let Some(links) = notes::read(&transaction, LINK_KEY_NOTE)? {
         notes::write(&transaction, LINK_KEY_NOTE, &seal.reseal_link_key(&links)?)?;
     }
-    notes::write(&transaction, CHECK_NOTE, &seal.check())?;
+    notes::write(&transaction, CHECK_NOTE, &seal.check_text())?;
     transaction.commit()?;
     db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     Ok(count)

@@ -59,7 +59,7 @@ pub fn unknown_code(problem: &rusqlite::Error) -> Option<UnknownCode> {
 
 /// Separates unknown codes from failures of the store. Only a failure may roll
 /// back a transaction that other jobs share.
-pub fn known<T>(read: rusqlite::Result<T>) -> rusqlite::Result<Result<T, UnknownCode>> {
+pub fn separate_unknown_codes<T>(read: rusqlite::Result<T>) -> rusqlite::Result<Result<T, UnknownCode>> {
     match read {
         Ok(value) => Ok(Ok(value)),
         Err(problem) => unknown_code(&problem).map(Err).ok_or(problem),
@@ -101,6 +101,6 @@ impl RequestColumns {
         [of_event, self.no, self.created_at, self.format, self.seq.unwrap_or(-1)]
             .into_iter()
             .fold(Checksum::default(), |sum, number| sum.number(number.cast_unsigned()))
-            .end()
+            .finish()
     }
 }

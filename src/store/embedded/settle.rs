@@ -7,30 +7,32 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use tracing::error;
 
+use super::attempt_record::record_of;
 use super::claim::claim;
 use super::dead_letters;
+use super::endpoint::apply_endpoint_update;
 use super::lane::{plan_step, take_step};
-use super::operational_events::{accept_operational_event, find_subject, report_lane};
-use super::rows::{attempt_no, cause_code, delivery_no, known, millis, state_code};
+use super::operational_events::{report, report_lane};
+use super::rows::{attempt_no, cause_code, delivery_no, millis, separate_unknown_codes, state_code};
 use super::writer::WriteTransaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::store::delivery_columns::PlanColumns;
-use crate::store::plan::lane::{LaneMember, LaneStep};
-use crate::store::plan::settle::{BudgetChange, DeadLetterChange, SettlePlan, plan};
+use crate::store::plan::lane::{LaneEffects, LaneMember, LaneStep};
+use crate::store::plan::settle::{BudgetChange, DeadLetterChange, PlannedUpdate, SettlePlan, plan};
 use crate::store::plan::{DeliveryRow, Transition};
 use crate::store::progress_columns::ProgressColumns;
 use crate::store::row::{SqliteColumns, row, update};
-use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
+use crate::store::{Claim, SettleEffects, Settlement};
 
 mod first_success;
 
 /// Writes what became of a claim.
 pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -> rusqlite::Result<SettleEffects> {
-    if first_success::write(transaction, settlement)? {
-        return Ok(SettleEffects::default());
+    if let Some(effects) = first_success::write(transaction, settlement)? {
+        return Ok(effects);
     }
-    let found = match known(find(transaction.db, settlement))? {
+    let found = match separate_unknown_codes(find(transaction.db, settlement))? {
         Ok(Some(found)) => found,
         // Forgotten or never there: nothing is left to write about.
         Ok(None) => return Ok(SettleEffects::default()),
@@ -44,32 +46,20 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
     write(transaction.db, &found, &plan, settlement.now)?;
     match plan.dead_letter(&found.row) {
         DeadLetterChange::None => {}
-        DeadLetterChange::Write => dead_letters::note(transaction.db, found.no)?,
-        DeadLetterChange::Delete => dead_letters::forget(transaction.db, found.no)?,
+        DeadLetterChange::Write => dead_letters::write(transaction.db, found.no)?,
+        DeadLetterChange::Delete => dead_letters::delete(transaction.db, found.no)?,
     }
     if plan.waiting != 0 {
         transaction.count_waiting(found.stored.plan.endpoint, plan.waiting);
     }
     let mut effects = plan.effects;
     effects.freed = advance_lane(transaction, &found, plan.lane, settlement.now)?;
-    if let Some(cause) = effects.died
-        && let Some(subject) = find_subject(transaction.db, found.no)?
-    {
-        let event = subject.dead_event(cause, settlement.now);
-        effects.freed.extend(accept_operational_event(transaction, event, settlement.now)?);
+    if let Some(told) = plan.report {
+        effects.freed.extend(report(transaction, found.no, told, settlement.now)?);
     }
-    // What the receiver said about the endpoint counts, whatever became of
-    // this delivery.
-    if let (Some(update), ClaimOutcome::Attempted { attempt, .. }) = (plan.update, &settlement.outcome)
-        && !update.is_empty()
-    {
-        let (applied, claims) = super::endpoint::apply_endpoint_update(
-            transaction,
-            settlement.endpoint,
-            attempt.url_version,
-            &update,
-            settlement.now,
-        )?;
+    if let Some(PlannedUpdate { url_version, update }) = plan.update {
+        let (applied, claims) =
+            apply_endpoint_update(transaction, settlement.endpoint, url_version, &update, settlement.now)?;
         effects.update = applied;
         effects.freed.extend(claims);
     }
@@ -168,16 +158,10 @@ impl StateColumns {
     }
 }
 
-/// Bytes that the record of an attempt takes, so that it does not grow.
-const RECORD_BYTES_USUAL: usize = 1_024;
-
 /// Inserts the record of an attempt.
 pub fn insert_attempt(db: &Connection, delivery: i64, attempt: &Attempt) -> rusqlite::Result<()> {
-    let mut record = Vec::with_capacity(RECORD_BYTES_USUAL);
-    serde_json::to_writer(&mut record, attempt).expect("an attempt is plain data");
-    let record = String::from_utf8(record).expect("JSON is UTF-8");
     db.prepare_cached("INSERT OR REPLACE INTO attempts (no, record) VALUES (?, ?)")?
-        .execute(params![attempt_no(delivery, attempt.number), record])?;
+        .execute(params![attempt_no(delivery, attempt.number), record_of(attempt)])?;
     Ok(())
 }
 
@@ -252,12 +236,16 @@ fn advance_lane(
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
     let Some(lane) = found.stored.plan.lane.as_deref() else { return Ok(Vec::new()) };
-    let db = transaction.db;
     let member = LaneMember { endpoint: found.stored.plan.endpoint, lane, no: found.no };
-    let effects = take_step(db, &member, plan_step(db, &member, step)?, now)?;
+    let effects = take_step(transaction.db, &member, plan_step(transaction.db, &member, step)?, now)?;
+    free(transaction, effects, now)
+}
+
+/// Reports what became of a lane; returns what may be dispatched then.
+fn free(transaction: &mut WriteTransaction<'_>, effects: LaneEffects, now: Timestamp) -> rusqlite::Result<Vec<Claim>> {
     let mut freed = report_lane(transaction, effects, now)?;
     if let Some(no) = effects.free {
-        freed.extend(known(claim(db, no))?);
+        freed.extend(separate_unknown_codes(claim(transaction.db, no))?);
     }
     Ok(freed)
 }

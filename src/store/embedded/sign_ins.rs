@@ -37,7 +37,7 @@ impl WriteTransaction<'_> {
     fn sign_in_made(&mut self, by: &Initiator, owner: Option<i64>, token: Token) -> rusqlite::Result<()> {
         let audited = AuditedAction::new(created_action(token.kind), &token.recorded_with(), token.id);
         let rights = token.rights.iter().map(|right| right.to_string()).collect();
-        self.record(by, self.audit_tenant(owner)?, &audited.changing(rights))?;
+        self.record(by, self.audit_tenant(owner)?, &audited.with_changed_fields(rights))?;
         self.after_commit(move |index| index.put_token(Arc::new(token)));
         Ok(())
     }
@@ -233,7 +233,7 @@ impl SignInStore for EmbeddedStore {
                            ON CONFLICT (tenant) DO UPDATE SET theme = excluded.theme";
                 transaction.db.execute(sql, params![no, to_json(&theme)])?;
                 let audited = AuditedAction::new(AuditAction::TenantChanged, &tenant, &tenant);
-                transaction.record(&by, no, &audited.changing(vec!["portal".to_owned()]))?;
+                transaction.record(&by, no, &audited.with_changed_fields(vec!["portal".to_owned()]))?;
                 Ok(Ok(()))
             })
             .await?
@@ -266,7 +266,7 @@ impl SignInStore for EmbeddedStore {
                            ON CONFLICT (tenant) DO UPDATE SET logo = excluded.logo";
                 transaction.db.execute(sql, params![no, logo])?;
                 let audited = AuditedAction::new(AuditAction::TenantChanged, &tenant, &tenant);
-                transaction.record(&by, no, &audited.changing(vec!["portal_logo".to_owned()]))?;
+                transaction.record(&by, no, &audited.with_changed_fields(vec!["portal_logo".to_owned()]))?;
                 Ok(Ok(was_there))
             })
             .await?

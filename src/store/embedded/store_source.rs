@@ -1,7 +1,6 @@
 //! Reads an embedded store that is to be moved elsewhere. The store is locked
 //! and migrated to its newest schema, and not changed otherwise.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -9,7 +8,7 @@ use rusqlite::types::{Value as SqliteValue, ValueRef};
 use rusqlite::{Connection, params_from_iter};
 use serde_json::{Map, Value};
 
-use super::{Durability, lock, migrate, prepare};
+use super::{Durability, FolderLock, lock, migrate, prepare};
 use crate::store::seal::Seal;
 
 /// A row by the names of its columns. Bytes are hexadecimal, as in PostgreSQL.
@@ -19,7 +18,7 @@ pub type SourceRow = Map<String, Value>;
 pub struct StoreSource {
     db: Connection,
     folder: PathBuf,
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl StoreSource {

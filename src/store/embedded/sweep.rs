@@ -37,7 +37,7 @@ async fn sweep(writer: &super::writer::Writer) -> Result<()> {
     Ok(())
 }
 
-/// How far a sweep has come.
+/// Position of a sweep, from which its next step goes on.
 #[derive(Clone, Copy)]
 struct SweepPosition {
     endpoint: i64,

@@ -44,7 +44,7 @@ pub enum WalState {
 }
 
 /// Writes and syncs a log as it is read now, and returns its state.
-pub fn secure(log: &Path) -> io::Result<WalState> {
+pub fn rewrite_and_sync(log: &Path) -> io::Result<WalState> {
     let file = match File::options().read(true).write(true).open(log) {
         Ok(file) => file,
         Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(WalState::Empty),
@@ -206,11 +206,11 @@ mod tests {
     fn a_log_that_a_crash_left_is_whole_and_stays_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let (log, bytes) = crashed(folder.path());
-        assert_eq!(secure(&log).unwrap(), WalState::Whole);
+        assert_eq!(rewrite_and_sync(&log).unwrap(), WalState::Whole);
         assert_eq!(std::fs::read(&log).unwrap(), bytes);
-        assert_eq!(secure(&folder.path().join("none")).unwrap(), WalState::Empty);
+        assert_eq!(rewrite_and_sync(&folder.path().join("none")).unwrap(), WalState::Empty);
         std::fs::write(&log, b"").unwrap();
-        assert_eq!(secure(&log).unwrap(), WalState::Empty);
+        assert_eq!(rewrite_and_sync(&log).unwrap(), WalState::Empty);
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[at / 8] ^= 1 << (at % 8);
             std::fs::write(&log, &damaged).unwrap();
-            let state = secure(&log).unwrap();
+            let state = rewrite_and_sync(&log).unwrap();
             let WalState::Damaged { usable, unusable } = state else { panic!("bit {at} was not noticed: {state:?}") };
             if at / 8 >= HEADER_BYTES {
                 let frame = (at / 8 - HEADER_BYTES) / frame_bytes;

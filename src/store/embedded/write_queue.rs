@@ -25,7 +25,7 @@ pub enum WritePriority {
     Later,
 }
 
-/// What is sent to the writer's thread.
+/// A message to the writer's thread.
 pub enum WriterMessage<J> {
     /// A job for the next transaction.
     Job(WritePriority, J),

@@ -228,23 +228,23 @@ impl Writer {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let job = Box::new(AnsweredJob { job: Some(job), value: None, answer });
-        self.jobs.send(WriterMessage::Job(priority, job)).await.map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.jobs.send(WriterMessage::Job(priority, job)).await.map_err(|_| closed_error())?;
+        answered.await.map_err(|_| closed_error())?
     }
 
     /// Begins a copy of the store into this empty database, and gives up one that
     /// is under way.
     pub async fn begin_copy(&self, to: Connection) -> Result<()> {
         let (answer, answered) = oneshot::channel();
-        self.jobs.send(WriterMessage::Copy(CopyRequest::Begin { to, answer })).await.map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.jobs.send(WriterMessage::Copy(CopyRequest::Begin { to, answer })).await.map_err(|_| closed_error())?;
+        answered.await.map_err(|_| closed_error())?
     }
 
     /// Copies some more pages, after the jobs that wait.
     pub async fn step_copy(&self, pages: i32) -> Result<CopyStep> {
         let (answer, answered) = oneshot::channel();
-        self.jobs.send(WriterMessage::Copy(CopyRequest::Step { pages, answer })).await.map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.jobs.send(WriterMessage::Copy(CopyRequest::Step { pages, answer })).await.map_err(|_| closed_error())?;
+        answered.await.map_err(|_| closed_error())?
     }
 
     /// Gives up the copy that is under way, if the writer can be told without waiting:
@@ -254,7 +254,7 @@ impl Writer {
     }
 }
 
-fn closed() -> Error {
+fn closed_error() -> Error {
     Error::Unavailable("it has been closed".into())
 }
 
@@ -277,6 +277,17 @@ struct WriteBatch {
     /// Time that the transaction took so far, without that of other threads.
     took: Duration,
     outcome: Result<()>,
+}
+
+impl WriteBatch {
+    /// Returns the size of the data of the events that are accepted.
+    fn event_bytes(&self) -> u64 {
+        let accepted = self.counts.iter().map(|change| match change {
+            CountChange::Stored { accepted, .. } => accepted.data_bytes.unsigned_abs(),
+            CountChange::Waiting { .. } => 0,
+        });
+        accepted.sum()
+    }
 }
 
 impl WriterThread {
@@ -322,9 +333,9 @@ impl WriterThread {
             }
             self.apply(&mut batch, more);
         }
-        let count = batch.jobs.len();
-        self.commit(batch);
-        checkpoint_trigger.jobs_written(count);
+        let (count, event_bytes) = (batch.jobs.len(), batch.event_bytes());
+        let took = self.commit(batch);
+        checkpoint_trigger.jobs_written(count, event_bytes, took);
         count
     }
 
@@ -413,8 +424,8 @@ impl WriterThread {
     }
 
     /// Commits the transaction, or rolls it back if a job failed, and tells the
-    /// callers of its jobs.
-    fn commit(&mut self, batch: WriteBatch) {
+    /// callers of its jobs. Returns how long the whole transaction took.
+    fn commit(&mut self, batch: WriteBatch) -> Duration {
         let began = Instant::now();
         let WriteBatch { jobs, after_commit, counts, took, outcome, .. } = batch;
         let outcome = outcome.and_then(|()| {
@@ -423,9 +434,10 @@ impl WriterThread {
                 execute(&self.db, "COMMIT")
             })
         });
+        let took = took + began.elapsed();
         match &outcome {
             Ok(()) => {
-                self.commits.committed(jobs.len(), took + began.elapsed());
+                self.commits.record_commit(jobs.len(), took);
                 let mut index = self.index.write();
                 for count_change in counts {
                     match count_change {
@@ -436,7 +448,7 @@ impl WriterThread {
                 after_commit.into_iter().for_each(|change| change(&mut index));
             }
             Err(failure) => {
-                self.commits.failed(jobs.len());
+                self.commits.count_rolled_back(jobs.len());
                 error!("write batch rolled back: {failure}");
                 // SQLite rolls back by itself after some errors; this then fails.
                 let _ = self.db.execute_batch("ROLLBACK");
@@ -445,6 +457,7 @@ impl WriterThread {
         for job in jobs {
             job.finish(outcome.clone());
         }
+        took
     }
 }
 

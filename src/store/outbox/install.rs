@@ -86,18 +86,13 @@ pub async fn install(url: &DatabaseUrl, roles: &OutboxRoles) -> anyhow::Result<I
 /// run before.
 pub async fn install_steps(url: &DatabaseUrl, steps: &[&str], roles: &OutboxRoles) -> anyhow::Result<InstallResult> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let mut client = connect::get(&pool, url.reveal()).await?;
+    let mut client = connect::take_connection(&pool, url.reveal()).await?;
     check_server(&client).await?;
-    let failed = |problem: tokio_postgres::Error| connect::failed("cannot install the outbox", &problem);
+    let failed = |problem: tokio_postgres::Error| connect::opening_error("cannot install the outbox", &problem);
     let transaction = client.transaction().await.map_err(failed)?;
     transaction.batch_execute(&format!("SET LOCAL lock_timeout = '10s'; {LOCK}")).await.map_err(failed)?;
     let from = version(transaction.client()).await?;
-    if from > steps.len() {
-        bail!(
-            "the outbox has version {from} and this posthaste knows {}; run the posthaste that upgraded it",
-            steps.len()
-        );
-    }
+    refuse_newer(from, steps)?;
     transaction.batch_execute(&body(from, steps, roles)).await.map_err(failed)?;
     let sql = "SELECT install_id FROM posthaste_outbox.installation";
     let install_id = transaction.query_one(sql, &[]).await.map_err(failed)?.get(0);
@@ -105,15 +100,26 @@ pub async fn install_steps(url: &DatabaseUrl, steps: &[&str], roles: &OutboxRole
     Ok(InstallResult { from, to: steps.len(), install_id })
 }
 
-/// Returns the version of the outbox in this database; 0 if there is none.
-pub async fn installed_version(url: &DatabaseUrl) -> anyhow::Result<usize> {
+/// Returns the version of the outbox in this database; 0 if there is none. One
+/// that is newer than this program is refused, as [`install`] does.
+pub async fn upgradable_version(url: &DatabaseUrl) -> anyhow::Result<usize> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let client = connect::get(&pool, url.reveal()).await?;
-    version(&client).await
+    let client = connect::take_connection(&pool, url.reveal()).await?;
+    let from = version(&client).await?;
+    refuse_newer(from, STEPS)?;
+    Ok(from)
+}
+
+/// Refuses an outbox with more steps than these: its functions are newer, too.
+fn refuse_newer(from: usize, steps: &[&str]) -> anyhow::Result<()> {
+    if from <= steps.len() {
+        return Ok(());
+    }
+    bail!("the outbox has version {from} and this posthaste knows {}; run the posthaste that upgraded it", steps.len())
 }
 
 async fn version(client: &Client) -> anyhow::Result<usize> {
-    let failed = |problem: tokio_postgres::Error| connect::failed("cannot read the outbox", &problem);
+    let failed = |problem: tokio_postgres::Error| connect::opening_error("cannot read the outbox", &problem);
     let is_there = "SELECT to_regclass('posthaste_outbox.installation') IS NOT NULL";
     if !client.query_one(is_there, &[]).await.map_err(failed)?.get::<_, bool>(0) {
         return Ok(0);
@@ -125,7 +131,10 @@ async fn version(client: &Client) -> anyhow::Result<usize> {
 
 async fn check_server(client: &Client) -> anyhow::Result<()> {
     let sql = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery()";
-    let row = client.query_one(sql, &[]).await.map_err(|problem| connect::failed("cannot ask the server", &problem))?;
+    let row = client
+        .query_one(sql, &[])
+        .await
+        .map_err(|problem| connect::opening_error("cannot ask the server", &problem))?;
     let version: i32 = row.get(0);
     if version < SERVER_VERSION_MIN {
         bail!("the server is PostgreSQL {}; the outbox needs 15 or newer", version / 10_000);

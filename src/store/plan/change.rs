@@ -5,13 +5,14 @@ use jiff::Timestamp;
 use super::DeliveryRow;
 use super::accept::first_expiry_check;
 use super::lane::LaneStep;
-use crate::model::delivery::{DeadCause, DeliveryState};
+use super::settle::DeadLetterChange;
+use crate::model::delivery::{DeadCause, DeliveryState, Progress};
 use crate::model::id::{DeliveryId, EventId};
 use crate::model::named_enum::NamedEnum;
 use crate::store::codes::{at, millis};
 use crate::store::{DeliveryChange, Error, Result};
 
-/// What a change depends on.
+/// Rows that a change depends on.
 #[derive(Debug, Clone)]
 pub struct ChangedRow {
     /// The row of the delivery.
@@ -20,7 +21,7 @@ pub struct ChangedRow {
     pub expires_at: Option<i64>,
     /// Whether its endpoint was deleted.
     pub is_endpoint_deleted: bool,
-    /// Its event, if the data of that was removed. Only a replay depends on it.
+    /// Id of the event if its data was removed. Only a replay depends on it.
     pub expunged: Option<EventId>,
 }
 
@@ -56,18 +57,20 @@ impl ChangeCondition {
     }
 }
 
-/// What a change writes.
+/// Plan of a change: everything it writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangePlan {
     /// The change of the row.
     pub row: RowChange,
+    /// The change of the row of a dead letter.
+    pub dead_letter: DeadLetterChange,
     /// The change of the number of deliveries that wait for the endpoint.
     pub waiting: i64,
-    /// What the lane does.
+    /// Step that the lane takes.
     pub lane: LaneStep,
 }
 
-/// How a person changes a delivery's row.
+/// Change that a person makes to a delivery's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowChange {
     /// A waiting delivery is due at this time, before all others. Its age and
@@ -76,22 +79,69 @@ pub enum RowChange {
         /// The new due time.
         due_at: Timestamp,
     },
-    /// A finished delivery waits again, with a fresh budget.
-    Replay {
-        /// Time of the replay, which is its new due time.
-        due_at: Timestamp,
-        /// Time at which its event expires. A person's word goes beyond an
-        /// expiry that has passed.
-        expires_at: Option<Timestamp>,
-        /// Time at which it is checked for that expiry.
-        expiry_check_at: Option<Timestamp>,
-    },
+    /// A finished delivery waits again.
+    Replay(ReplayedRow),
     /// A delivery is cancelled. A dead letter keeps its cause: it is why it
     /// ended here.
     Cancel {
         /// The cause it keeps.
         cause: Option<DeadCause>,
     },
+}
+
+impl ChangePlan {
+    /// Returns when the dispatcher finds something to start after the change. `freed` is
+    /// the delivery that the lane let go on, if it did.
+    pub fn next_due(&self, freed: Option<i64>, now: Timestamp) -> NextDue {
+        match (&self.row, freed) {
+            (RowChange::RetryNow { .. } | RowChange::Replay(_), _) => NextDue::At(now),
+            (RowChange::Cancel { .. }, Some(no)) => NextDue::Stored(no),
+            (RowChange::Cancel { .. }, None) => NextDue::Nothing,
+        }
+    }
+}
+
+/// When the dispatcher finds something to start after a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextDue {
+    /// At this time.
+    At(Timestamp),
+    /// At the stored due time of the delivery with this number.
+    Stored(i64),
+    /// Never: the change lets nothing start.
+    Nothing,
+}
+
+/// A finished delivery that waits again: all that a replay writes anew. It has neither
+/// a cause nor a time of its end, and nobody asked for an attempt now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplayedRow {
+    /// Time of the replay, which is its new due time.
+    pub due_at: Timestamp,
+    /// Time at which its event expires. A person's word goes beyond an expiry that
+    /// has passed.
+    pub expires_at: Option<Timestamp>,
+    /// Time at which it is checked for that expiry.
+    pub expiry_check_at: Option<Timestamp>,
+    /// A fresh budget. The numbers of attempts go on.
+    pub budget: Progress,
+    /// Failures inside the gateway that count towards `poisoned`.
+    pub internal_errors: u32,
+}
+
+impl ReplayedRow {
+    /// Plans the replay of a delivery.
+    fn of(row: &ChangedRow, now: Timestamp) -> Self {
+        let attempts = row.delivery.attempts;
+        let expires_at = row.expires_at.filter(|expires_at| *expires_at > millis(now));
+        Self {
+            due_at: now,
+            expires_at: expires_at.map(at),
+            expiry_check_at: first_expiry_check(expires_at).map(at),
+            budget: Progress { attempts, attempts_before: attempts, begun_at: Some(now), ..Progress::default() },
+            internal_errors: 0,
+        }
+    }
 }
 
 /// Plans a change, or says why the delivery does not allow it.
@@ -104,7 +154,11 @@ pub fn plan(id: DeliveryId, row: &ChangedRow, change: DeliveryChange, now: Times
     if change == DeliveryChange::Replay {
         check_replay(id, row)?;
     }
-    let plan = |row, waiting, lane| ChangePlan { row, waiting, lane };
+    let dead_letter = match state {
+        DeliveryState::Dead => DeadLetterChange::Delete,
+        DeliveryState::Waiting | DeliveryState::Delivered | DeliveryState::Cancelled => DeadLetterChange::None,
+    };
+    let plan = |row, waiting, lane| ChangePlan { row, dead_letter, waiting, lane };
     let lane = match (change, state) {
         _ if !row.delivery.is_in_lane => LaneStep::Stay,
         (DeliveryChange::RetryNow, _) => LaneStep::Stay,
@@ -119,12 +173,7 @@ pub fn plan(id: DeliveryId, row: &ChangedRow, change: DeliveryChange, now: Times
             let due_at = now.min(at(row.delivery.due_at));
             plan(RowChange::RetryNow { due_at }, 0, lane)
         }
-        DeliveryChange::Replay => {
-            let expires_at = row.expires_at.filter(|expires_at| *expires_at > millis(now));
-            let expiry_check_at = first_expiry_check(expires_at).map(at);
-            let expires_at = expires_at.map(at);
-            plan(RowChange::Replay { due_at: now, expires_at, expiry_check_at }, 1, lane)
-        }
+        DeliveryChange::Replay => plan(RowChange::Replay(ReplayedRow::of(row, now)), 1, lane),
         DeliveryChange::Cancel => plan(RowChange::Cancel { cause: row.delivery.cause }, -1, lane),
         DeliveryChange::Discard => plan(RowChange::Cancel { cause: row.delivery.cause }, 0, lane),
     })
@@ -138,11 +187,9 @@ fn check_replay(id: DeliveryId, row: &ChangedRow) -> Result<()> {
     if let Some(event) = &row.expunged {
         return Err(Error::Expunged(event.clone()));
     }
-    if row.delivery.cause == Some(DeadCause::Damaged) {
-        return Err(Error::WrongState(format!(
-            "delivery {id} cannot be replayed, because what is stored of it is damaged; \
-             have its producer hand the event in again under another id"
-        )));
+    if let Some(refusal) = row.delivery.cause.and_then(DeadCause::replay_refusal) {
+        let reason = refusal.meaning();
+        return Err(Error::WrongState(format!("delivery {id} cannot be replayed, because {reason}")));
     }
     Ok(())
 }
@@ -169,6 +216,13 @@ mod tests {
         plan(DeliveryId(uuid::Uuid::nil()), row, change, at(9_000))
     }
 
+    fn replayed(row: &ChangedRow) -> ReplayedRow {
+        match planned(row, DeliveryChange::Replay).unwrap().row {
+            RowChange::Replay(replayed) => replayed,
+            other => panic!("it is a replay: {other:?}"),
+        }
+    }
+
     #[test]
     fn a_discarded_dead_letter_keeps_its_cause_and_its_lane_moves_past_it() {
         let plan = planned(&row(DeliveryState::Dead), DeliveryChange::Discard).unwrap();
@@ -177,15 +231,57 @@ mod tests {
     }
 
     #[test]
+    fn a_dead_letter_has_no_row_of_its_own_after_a_change_and_others_had_none() {
+        let change = |state, change| planned(&row(state), change).unwrap().dead_letter;
+        for dead in [DeliveryChange::Replay, DeliveryChange::Discard] {
+            assert_eq!(change(DeliveryState::Dead, dead), DeadLetterChange::Delete, "{dead:?}");
+        }
+        for waiting in [DeliveryChange::RetryNow, DeliveryChange::Cancel] {
+            assert_eq!(change(DeliveryState::Waiting, waiting), DeadLetterChange::None, "{waiting:?}");
+        }
+        assert_eq!(change(DeliveryState::Cancelled, DeliveryChange::Replay), DeadLetterChange::None);
+    }
+
+    #[test]
+    fn a_change_that_sends_is_due_now_and_a_cancelled_one_lets_its_lane_go_on() {
+        let due = |state, change, freed| planned(&row(state), change).unwrap().next_due(freed, at(9_000));
+        assert_eq!(due(DeliveryState::Waiting, DeliveryChange::RetryNow, None), NextDue::At(at(9_000)));
+        assert_eq!(due(DeliveryState::Dead, DeliveryChange::Replay, Some(7)), NextDue::At(at(9_000)));
+        assert_eq!(due(DeliveryState::Waiting, DeliveryChange::Cancel, Some(7)), NextDue::Stored(7));
+        assert_eq!(due(DeliveryState::Dead, DeliveryChange::Discard, None), NextDue::Nothing);
+    }
+
+    #[test]
     fn a_replay_leaves_an_expiry_that_has_passed_behind() {
         let dead = row(DeliveryState::Dead);
         let plan = planned(&dead, DeliveryChange::Replay).unwrap();
-        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at: None, expiry_check_at: None });
         assert_eq!((plan.waiting, plan.lane), (1, LaneStep::Revive));
-        let later = ChangedRow { expires_at: Some(9_001), ..dead };
-        let plan = planned(&later, DeliveryChange::Replay).unwrap();
-        let (expires_at, expiry_check_at) = (Some(at(9_001)), Some(at(9_002)));
-        assert_eq!(plan.row, RowChange::Replay { due_at: at(9_000), expires_at, expiry_check_at });
+        let passed = replayed(&dead);
+        assert_eq!((passed.expires_at, passed.expiry_check_at), (None, None));
+        let later = replayed(&ChangedRow { expires_at: Some(9_001), ..dead });
+        assert_eq!((later.expires_at, later.expiry_check_at), (Some(at(9_001)), Some(at(9_002))));
+    }
+
+    #[test]
+    fn a_replay_begins_a_fresh_budget_and_attempt_numbers_go_on() {
+        let mut dead = row(DeliveryState::Dead);
+        dead.delivery.internal_errors = 2;
+        let replayed = replayed(&dead);
+        let budget = Progress { attempts: 2, attempts_before: 2, begun_at: Some(at(9_000)), ..Progress::default() };
+        assert_eq!((replayed.due_at, replayed.budget, replayed.internal_errors), (at(9_000), budget, 0));
+    }
+
+    #[test]
+    fn a_dead_letter_is_replayed_unless_its_cause_says_why_not() {
+        for cause in DeadCause::ALL {
+            let mut dead = row(DeliveryState::Dead);
+            dead.delivery.cause = Some(*cause);
+            let refused = planned(&dead, DeliveryChange::Replay).err().map(|problem| problem.to_string());
+            assert_eq!(refused.is_some(), cause.replay_refusal().is_some(), "{cause:?}: {refused:?}");
+            if let (Some(refused), Some(refusal)) = (refused, cause.replay_refusal()) {
+                assert!(refused.ends_with(refusal.meaning()), "{refused}");
+            }
+        }
     }
 
     #[test]

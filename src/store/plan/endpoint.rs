@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::model::delivery::after;
+use crate::model::delivery::time_after;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead, Secret};
 use crate::model::endpoint_event::{Actor, CloseCause, DisableCause, EndpointEvent, OpenCause, PauseCause};
 use crate::model::health::{BreakerPhase, EndpointHealth};
@@ -18,7 +18,7 @@ use crate::store::{EndpointChange, EndpointUpdate, Error, Result};
 pub struct EndpointChangeEffects {
     /// Endpoint events that the change causes.
     pub endpoint_events: Vec<EndpointEvent>,
-    /// Its lanes move on past their dead from now on.
+    /// Lanes of the endpoint move on past dead letters from now on.
     pub unblocks: bool,
     /// A new secret, and when the others end.
     pub rotated: Option<(Secret, Timestamp)>,
@@ -79,14 +79,14 @@ fn change_state(
     };
     // Whoever resumes what is not held means what keeps it quiet.
     if state == EndpointState::Active && was_active {
-        endpoint.quiet_until = None;
+        endpoint.backpressure_until = None;
     }
     if state == EndpointState::Active && (!was_active || is_open) {
         endpoint.end_open_breaker(now);
         endpoint.health = endpoint.health.reset(now);
     }
     let reason = event.as_ref().filter(|_| state != EndpointState::Active).and_then(EndpointEvent::reason);
-    endpoint.status = endpoint.status.moved(state, reason, Actor::Person, now);
+    endpoint.status = endpoint.status.with_state(state, reason, Actor::Person, now);
     event
 }
 
@@ -114,18 +114,22 @@ fn apply_settings(
     endpoint.updated_at = at(millis(now).max(least));
     // Another receiver has asked for nothing yet, nor failed.
     if is_elsewhere {
-        endpoint.quiet_until = None;
-    }
-    // What a person opened, a person closes.
-    if endpoint.health.is_forced() || !(is_elsewhere || is_switched_off) {
-        return None;
+        endpoint.backpressure_until = None;
     }
     let was_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
-    if was_open || (is_elsewhere && endpoint.health.answers_without_success > 0) {
+    let needs_reset = was_open || (is_elsewhere && endpoint.health.answers_without_success > 0);
+    // What a person opened, a person closes.
+    if !endpoint.health.is_forced() && (is_elsewhere || is_switched_off) && needs_reset {
         endpoint.end_open_breaker(now);
         endpoint.health = endpoint.health.reset(now);
+        return was_open.then_some(if is_elsewhere { CloseCause::UrlChanged } else { CloseCause::SwitchedOff });
     }
-    was_open.then_some(if is_elsewhere { CloseCause::UrlChanged } else { CloseCause::SwitchedOff })
+    // A failure of the receiver before that is not stored yet must not count for this one.
+    if is_elsewhere {
+        endpoint.health.generation += 1;
+        endpoint.health.from = Some(now);
+    }
+    None
 }
 
 /// How many replaced secrets may go on signing beside the new one.
@@ -135,7 +139,7 @@ const OLD_SECRETS_MAX: usize = 10;
 fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration) -> Result<Timestamp> {
     // Secrets live in wall time, which is what the new one was made at.
     let now = secret.created_at;
-    let ends_at = after(now, overlap);
+    let ends_at = time_after(now, overlap);
     endpoint.secrets.retain(|old| old.is_active(now));
     if endpoint.secrets.len() > OLD_SECRETS_MAX && overlap > Duration::ZERO {
         return Err(Error::WrongState(format!(
@@ -154,7 +158,7 @@ fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration) -> Result<
 /// Whether an answer says no more than how the endpoint is doing: the way of
 /// every failed attempt.
 pub fn is_only_health(update: &EndpointUpdate) -> bool {
-    update.quiet_until.is_none() && update.endpoint_events.is_empty()
+    update.backpressure_until.is_none() && update.endpoint_events.is_empty()
 }
 
 /// Does what the answer of the receiver at this version of the URL means for
@@ -165,16 +169,16 @@ pub fn apply_endpoint_update(
     update: &EndpointUpdate,
     now: Timestamp,
 ) -> EndpointUpdate {
-    let EndpointUpdate { quiet_until, health, endpoint_events } = update;
+    let EndpointUpdate { backpressure_until, health, endpoint_events } = update;
     // Another receiver has said nothing yet.
     if endpoint.urls.number() != url_version {
         return EndpointUpdate::default();
     }
     let mut applied = EndpointUpdate::default();
     // What was asked for once is not taken back by asking for less.
-    if let Some(at) = quiet_until.filter(|at| endpoint.quiet_until.is_none_or(|known| known < *at)) {
-        endpoint.quiet_until = Some(at);
-        applied.quiet_until = Some(at);
+    if let Some(at) = backpressure_until.filter(|at| endpoint.backpressure_until.is_none_or(|known| known < *at)) {
+        endpoint.backpressure_until = Some(at);
+        applied.backpressure_until = Some(at);
     }
     let is_present = health.as_ref().is_none_or(|health| health.generation >= endpoint.health.generation);
     if let Some(health) = health.as_ref().filter(|health| health.is_after(&endpoint.health)) {
@@ -193,7 +197,7 @@ pub fn apply_endpoint_update(
             continue;
         }
         if let Some(state) = stopped {
-            endpoint.status = endpoint.status.moved(state, event.reason(), event.by(), now);
+            endpoint.status = endpoint.status.with_state(state, event.reason(), event.by(), now);
         }
         applied.endpoint_events.push(event.clone());
     }

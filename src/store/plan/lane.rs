@@ -3,6 +3,7 @@
 //! Invariant: the head of a lane is its lowest member that the lane has not
 //! moved past, dead or waiting.
 
+use super::DeliveryReport;
 use crate::model::delivery::DeliveryState;
 
 /// A member of a lane.
@@ -110,11 +111,10 @@ impl LaneEffects {
         }
     }
 
-    /// Returns the dead letters to report, and whether a lane waits behind each
-    /// of them now.
-    pub fn reports(self) -> impl Iterator<Item = (i64, bool)> {
-        let unblocked = self.unblocked.map(|no| (no, false));
-        unblocked.into_iter().chain(self.blocked.map(|no| (no, true)))
+    /// Returns the dead letters to report, and what to report of each.
+    pub fn reports(self) -> impl Iterator<Item = (i64, DeliveryReport)> {
+        let unblocked = self.unblocked.map(|no| (no, DeliveryReport::LaneUnblocked));
+        unblocked.into_iter().chain(self.blocked.map(|no| (no, DeliveryReport::LaneBlocked)))
     }
 }
 
@@ -142,7 +142,7 @@ impl LaneHead {
     }
 
     /// The delivery that may be attempted now.
-    pub fn free(self) -> Option<i64> {
+    pub fn attemptable(self) -> Option<i64> {
         match self {
             Self::Free(no) => Some(no),
             Self::Unchanged | Self::Dead(_) | Self::Unknown(_) => None,
@@ -215,8 +215,9 @@ mod tests {
         }
         let plan = LaneStep::PassDead.plan(true, false);
         let reports = |head| plan.effects(7, head).reports().collect::<Vec<_>>();
-        assert_eq!(reports(LaneHead::Dead(9)), [(7, false), (9, true)]);
-        assert_eq!(reports(LaneHead::Free(9)), [(7, false)]);
+        let (unblocked, blocked) = ((7, DeliveryReport::LaneUnblocked), (9, DeliveryReport::LaneBlocked));
+        assert_eq!(reports(LaneHead::Dead(9)), [unblocked, blocked]);
+        assert_eq!(reports(LaneHead::Free(9)), [unblocked]);
         assert_eq!(plan.effects(7, LaneHead::Free(9)).free, Some(9));
     }
 }

@@ -3,7 +3,11 @@
 //!
 //! Every store does the same three steps: it reads rows, asks here for a plan,
 //! and writes what the plan says in the same transaction. So the meaning of a
-//! transition stands once, and a store holds SQL alone. Three fast paths never
+//! transition stands once, and a store holds SQL alone. Only the walk along a lane
+//! is in each store (`lane.rs`), beside the rules of [`lane`] that it asks: between
+//! its steps PostgreSQL locks the endpoint, then the lane, then looks for members of
+//! two tables, and awaits each, while the embedded store has one writer and no lock.
+//! Three fast paths never
 //! come here: PostgreSQL settles plain deliveries and retries with set-based
 //! statements (`postgres/settle.rs`), the embedded store the success of a first
 //! attempt with one update (`embedded/settle/first_success.rs`), and each sweeps
@@ -78,17 +82,17 @@ impl DeliveryRow {
     }
 }
 
-/// Where the row of a delivery goes.
+/// Transition of a delivery's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
-    /// It stays as it is.
+    /// The row stays as it is.
     Stay,
-    /// It waits until this time.
+    /// The delivery waits until this time.
     Wait {
         /// The new due time.
         due_at: Timestamp,
     },
-    /// It ends in this state.
+    /// The delivery ends in this state.
     End {
         /// The final state.
         state: DeliveryState,
@@ -108,6 +112,17 @@ impl Transition {
             (_, Self::Stay | Self::End { .. }) => 0,
         }
     }
+}
+
+/// A fact about a delivery that an operational event reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryReport {
+    /// The delivery died of this cause.
+    Dead(DeadCause),
+    /// The delivery's lane waits behind it from now on.
+    LaneBlocked,
+    /// The delivery's lane no longer waits behind it.
+    LaneUnblocked,
 }
 
 /// A delivery as operational events about it describe it.
@@ -139,18 +154,15 @@ impl EventSubject {
         }
     }
 
-    /// The operational event about its death.
-    pub fn dead_event(&self, cause: DeadCause, now: Timestamp) -> OperationalEvent {
-        OperationalEvent::of_death(self.subject(), &self.event, &self.event_type, cause, self.attempts, now)
-    }
-
-    /// The event that tells that a lane waits behind this dead letter, or no
-    /// longer does.
-    pub fn lane_event(&self, is_blocked: bool, now: Timestamp) -> OperationalEvent {
-        if is_blocked {
-            OperationalEvent::of_blocked_lane(self.subject(), now)
-        } else {
-            OperationalEvent::of_unblocked_lane(self.subject(), now)
+    /// The operational event that tells this about it.
+    pub fn operational_event(&self, report: DeliveryReport, now: Timestamp) -> OperationalEvent {
+        let subject = self.subject();
+        match report {
+            DeliveryReport::Dead(cause) => {
+                OperationalEvent::of_death(subject, &self.event, &self.event_type, cause, self.attempts, now)
+            }
+            DeliveryReport::LaneBlocked => OperationalEvent::of_blocked_lane(subject, now),
+            DeliveryReport::LaneUnblocked => OperationalEvent::of_unblocked_lane(subject, now),
         }
     }
 }

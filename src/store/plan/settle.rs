@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use jiff::Timestamp;
 
 use super::lane::LaneStep;
-use super::{DeliveryRow, Transition};
+use super::{DeliveryReport, DeliveryRow, Transition};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{DeadCause, DeliveryDeadline, DeliveryState, INTERNAL_ERRORS_MAX, Progress};
 use crate::model::endpoint::EndpointState;
@@ -13,7 +13,7 @@ use crate::model::next_state::NextState;
 use crate::store::codes::at;
 use crate::store::{ClaimOutcome, EndpointUpdate, SettleEffects, Settlement};
 
-/// What a settlement writes.
+/// Plan of a settlement: everything it writes.
 #[derive(Debug)]
 pub struct SettlePlan<'a> {
     /// The attempt to record.
@@ -22,19 +22,30 @@ pub struct SettlePlan<'a> {
     pub budget: BudgetChange<'a>,
     /// The failure inside the gateway to record, with how many there are now.
     pub internal_error: Option<(&'a str, u32)>,
-    /// Where the delivery goes.
+    /// Transition of the delivery's row.
     pub transition: Transition,
     /// A new time at which to look whether the delivery's time is over, where
     /// nothing else about it changes.
     pub recheck_at: Option<Timestamp>,
-    /// What the lane does.
+    /// Step that the lane takes.
     pub lane: LaneStep,
     /// The change of the number of deliveries that wait for the endpoint.
     pub waiting: i64,
-    /// What the answer means for the whole endpoint.
-    pub update: Option<Cow<'a, EndpointUpdate>>,
-    /// What the dispatcher learns, as far as the plan knows it.
+    /// What to report of the delivery itself.
+    pub report: Option<DeliveryReport>,
+    /// What the answer means for the whole endpoint, if it has anything to say of it.
+    pub update: Option<PlannedUpdate<'a>>,
+    /// Effects that the dispatcher learns of, as far as the plan knows them.
     pub effects: SettleEffects,
+}
+
+/// Consequence of an answer for the whole endpoint.
+#[derive(Debug)]
+pub struct PlannedUpdate<'a> {
+    /// The URL version that answered. Another one may be in force meanwhile.
+    pub url_version: u32,
+    /// Changes of the endpoint.
+    pub update: Cow<'a, EndpointUpdate>,
 }
 
 /// What a settlement changes about the row of a dead letter, in a store that keeps
@@ -43,13 +54,13 @@ pub struct SettlePlan<'a> {
 pub enum DeadLetterChange {
     /// There is none, or it stays as it is.
     None,
-    /// It is written, with the last answer.
+    /// The row is written, with the last answer.
     Write,
-    /// It is deleted: the delivery is no longer dead.
+    /// The row is deleted: the delivery is no longer dead.
     Delete,
 }
 
-/// What an attempt changes about the budget of its delivery.
+/// Change that an attempt makes to the budget of its delivery.
 #[derive(Debug, PartialEq)]
 pub enum BudgetChange<'a> {
     /// Nothing: no attempt was made.
@@ -82,6 +93,7 @@ impl SettlePlan<'_> {
             recheck_at: None,
             lane: LaneStep::Stay,
             waiting: 0,
+            report: None,
             update: None,
             effects: SettleEffects { due_again_at, ..effects },
         }
@@ -100,27 +112,23 @@ impl SettlePlan<'_> {
     }
 
     /// Takes in where the delivery goes, and what follows from that.
-    fn moved(mut self, row: &DeliveryRow, next: Option<NextState>) -> Self {
-        let cause = match next {
-            None => return self,
-            Some(NextState::Waiting { due_at }) => {
-                self.transition = Transition::Wait { due_at };
-                self.effects.due_again_at = Some(due_at);
-                return self;
-            }
-            Some(NextState::Delivered) => None,
-            Some(NextState::Dead(cause)) => Some(cause),
-            Some(NextState::ExpiredByProducer) => Some(DeadCause::Expired),
-        };
-        let state = if cause.is_some() { DeliveryState::Dead } else { DeliveryState::Delivered };
-        self.transition = Transition::End { state, cause };
+    fn with_transition(mut self, row: &DeliveryRow, next: Option<NextState>) -> Self {
+        let Some(next) = next else { return self };
+        if let NextState::Waiting { due_at } = next {
+            self.transition = Transition::Wait { due_at };
+            self.effects.due_again_at = Some(due_at);
+            return self;
+        }
+        let cause = next.cause();
+        self.transition = Transition::End { state: next.state(), cause };
         self.waiting = self.transition.waiting_delta(row.state);
         self.effects.due_again_at = None;
         self.effects.died = cause;
+        self.report = cause.map(DeliveryReport::Dead);
         if row.is_in_lane {
             // An event that its producer let expire holds up no lane.
             self.lane = match next {
-                Some(NextState::Dead(_)) => LaneStep::Dead,
+                NextState::Dead(_) => LaneStep::Dead,
                 _ if row.state == DeliveryState::Dead => LaneStep::PassDead,
                 _ => LaneStep::Pass,
             };
@@ -140,7 +148,7 @@ pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a>
         }
         ClaimOutcome::PutBack { due_at } => {
             let next = NextState::Waiting { due_at: *due_at };
-            nothing().moved(row, row.allowed_transition(next, None))
+            nothing().with_transition(row, row.allowed_transition(next, None))
         }
         ClaimOutcome::InternalError { due_at, error } => {
             let count = row.internal_errors + 1;
@@ -149,12 +157,12 @@ pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a>
             } else {
                 NextState::Waiting { due_at: *due_at }
             };
-            let plan = nothing().moved(row, row.allowed_transition(next, None));
+            let plan = nothing().with_transition(row, row.allowed_transition(next, None));
             let internal_error = (row.state == DeliveryState::Waiting).then_some((error.as_str(), count));
             SettlePlan { internal_error, ..plan }
         }
         ClaimOutcome::Damaged => {
-            nothing().moved(row, row.allowed_transition(NextState::Dead(DeadCause::Damaged), None))
+            nothing().with_transition(row, row.allowed_transition(NextState::Dead(DeadCause::Damaged), None))
         }
         // Decided on a row that was read before: an attempt or a person may
         // have been faster.
@@ -164,7 +172,7 @@ pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a>
             void()
         }
         ClaimOutcome::Expired { by, .. } => {
-            nothing().moved(row, Some(DeliveryDeadline { at: settlement.now, by: *by }.next()))
+            nothing().with_transition(row, Some(DeliveryDeadline { at: settlement.now, by: *by }.next_state()))
         }
         ClaimOutcome::RecheckExpiry { at, .. } => {
             let effects = SettleEffects::default();
@@ -187,13 +195,13 @@ fn plan_attempt<'a>(
     // still waits, so a success is no repeat of it.
     let is_success = row.state == DeliveryState::Waiting && next == NextState::Delivered;
     if is_budget && row.attempts >= attempt.number && !is_success {
-        return repeated(row, update);
+        return plan_repeat(row, attempt, update);
     }
     let attempt: Cow<'a, Attempt> =
-        if row.is_data_removed { Cow::Owned(attempt.clone().unanswered()) } else { Cow::Borrowed(attempt) };
+        if row.is_data_removed { Cow::Owned(attempt.clone().without_response()) } else { Cow::Borrowed(attempt) };
     let started_at = attempt.started_at;
     let nothing = SettlePlan::nothing(row, SettleEffects::default());
-    let plan = nothing.moved(row, row.allowed_transition(next, progress.begun_at));
+    let plan = nothing.with_transition(row, row.allowed_transition(next, progress.begun_at));
     let is_waiting = matches!(plan.transition, Transition::Wait { .. });
     let expiry_check_at = expiry_check_at.filter(|_| is_waiting);
     let budget = if is_budget {
@@ -201,17 +209,24 @@ fn plan_attempt<'a>(
     } else {
         BudgetChange::CountOnly { attempts: progress.attempts }
     };
-    SettlePlan { attempt: Some(attempt), budget, update: Some(Cow::Borrowed(update)), ..plan }
+    let update = planned_update(attempt.url_version, Cow::Borrowed(update));
+    SettlePlan { attempt: Some(attempt), budget, update, ..plan }
 }
 
 /// The attempt was written before, by a call whose answer got lost. What
 /// happened to the endpoint was recorded then, and is not recorded again; a
 /// stop changes nothing where it is in force.
-fn repeated<'a>(row: &DeliveryRow, update: &EndpointUpdate) -> SettlePlan<'a> {
+fn plan_repeat<'a>(row: &DeliveryRow, attempt: &Attempt, update: &EndpointUpdate) -> SettlePlan<'a> {
     let effects = SettleEffects { is_repeat: true, ..SettleEffects::default() };
     let mut update = update.clone();
     update.endpoint_events.retain(|event| EndpointState::stopped_by(event).is_some());
-    SettlePlan { update: Some(Cow::Owned(update)), ..SettlePlan::nothing(row, effects) }
+    let update = planned_update(attempt.url_version, Cow::Owned(update));
+    SettlePlan { update, ..SettlePlan::nothing(row, effects) }
+}
+
+/// Plans the endpoint's update, which is made whatever became of the delivery.
+fn planned_update(url_version: u32, update: Cow<'_, EndpointUpdate>) -> Option<PlannedUpdate<'_>> {
+    (!update.is_empty()).then_some(PlannedUpdate { url_version, update })
 }
 
 #[cfg(test)]
@@ -263,6 +278,7 @@ mod tests {
         let row = DeliveryRow { internal_errors: INTERNAL_ERRORS_MAX - 1, ..row };
         let last = plan(&row, &failed);
         assert_eq!(last.effects.died, Some(DeadCause::Poisoned));
+        assert_eq!((last.report, first.report), (Some(DeliveryReport::Dead(DeadCause::Poisoned)), None));
         assert_eq!((last.lane, last.waiting), (LaneStep::Dead, -1));
         let cancelled = DeliveryRow { state: DeliveryState::Cancelled, ..row };
         let late = plan(&cancelled, &failed);
@@ -289,7 +305,7 @@ mod tests {
         for (state, lane) in [(DeliveryState::Dead, LaneStep::PassDead), (DeliveryState::Waiting, LaneStep::Pass)] {
             let row = DeliveryRow { state, ..waiting() };
             let planned = SettlePlan::nothing(&row, SettleEffects::default())
-                .moved(&row, row.allowed_transition(NextState::Delivered, progress.begun_at));
+                .with_transition(&row, row.allowed_transition(NextState::Delivered, progress.begun_at));
             assert_eq!(planned.lane, lane, "{state:?}");
         }
     }

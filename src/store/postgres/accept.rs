@@ -106,7 +106,7 @@ fn is_producer_id(new: &RoutedEvent) -> bool {
     new.fingerprint.is_some() || new.event.id.minted_ms().is_none()
 }
 
-/// What is known of an event's id before the event is written.
+/// State of an event's id before the event is written.
 enum IdOutcome {
     /// The id is new.
     New,

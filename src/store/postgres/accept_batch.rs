@@ -38,7 +38,7 @@ pub struct AcceptBatch {
     stored: UsageByDay,
 }
 
-/// How a lane grows.
+/// New members of a lane in this batch.
 struct LaneGrowth {
     members: i64,
     first: i64,

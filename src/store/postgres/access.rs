@@ -21,7 +21,7 @@ use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
-use crate::store::access::draw;
+use crate::store::access::draw_id_bits;
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::stored_json::{from_json, to_json};
@@ -56,7 +56,7 @@ pub async fn changed_after(tx: &PgTransaction, version: i64) -> Result<Vec<(Toke
 /// Records an action in the audit log, if a caller made it.
 pub async fn record(tx: &PgTransaction, by: &Initiator, tenant: i64, audited: &AuditedAction) -> Result<()> {
     let Some(caller) = by.caller() else { return Ok(()) };
-    let entry = AuditEntry::of(caller, audited, draw());
+    let entry = AuditEntry::of(caller, audited, draw_id_bits());
     let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
     tx.execute(sql, bind![entry.id.0, tenant, audited.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
 }
@@ -134,7 +134,7 @@ impl AccessStore for PostgresStore {
             let tenant = row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0);
             let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
-            record(work.tx, by, audit_tenant(work.tx, tenant).await?, &audited.changing(rights)).await?;
+            record(work.tx, by, audit_tenant(work.tx, tenant).await?, &audited.with_changed_fields(rights)).await?;
             work.after_commit(move |index| index.put_token(Arc::new(token)));
             Ok(())
         })
@@ -197,7 +197,7 @@ impl AccessStore for PostgresStore {
     }
 
     async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
-        let (first, end) = query.bounds(page_end::<AuditId>(&page)?);
+        let (first, end) = query.id_range(page_end::<AuditId>(&page)?);
         // Three separate conditions, so that each is one index scan.
         let is_of = match (&query.tenant, query.is_present_only) {
             (None, _) => "$4::text IS NULL",
@@ -221,7 +221,7 @@ impl AccessStore for PostgresStore {
         if !self.shared.shard_leases.holds(Shard(0)) {
             return Ok(0);
         }
-        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
+        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.id_range(None);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let tx = self.shared.begin().await?;
         let sql = "DELETE FROM posthaste.audit WHERE id IN (

@@ -26,7 +26,7 @@ use crate::model::shard::Shard;
 use crate::store::event_row::EventRow;
 use crate::store::jobs::{BackfillPage, BackfillQuery};
 use crate::store::plan::accept::{DeliveryPlan, first_expiry_check};
-use crate::store::plan::backfill::LaneTail;
+use crate::store::plan::backfill::{BackfillEvent, LaneTail, with_link_base};
 use crate::store::row::{Batch, PostgresColumns, batch, row};
 use crate::store::{DeliveryChanged, JobStep, Result, RoutedEvent};
 
@@ -64,11 +64,12 @@ pub async fn candidates(
     let tails = tails(shared, endpoint_no, keys.collect()).await?;
     let candidate = |row: PostgresBackfillRow| {
         let accepted_at = row.event.accepted_at;
-        let tail = endpoint.lane(row.event.key.as_ref()).and_then(|lane| tails.get(&*lane));
-        let is_overtaken = tail.is_some_and(|tail| !tail.is_before(row.no, accepted_at));
+        let tail = endpoint.lane(row.event.key.as_ref()).and_then(|lane| tails.get(&*lane)).copied();
+        let PostgresBackfillRow { no, is_got, .. } = row;
         let (event, is_damaged) = row.event.event(endpoint.tenant.clone());
-        let position = delivery_id(row.no, accepted_at);
-        BackfillCandidate { position, event, is_damaged, is_got: row.is_got, is_overtaken }
+        let past = BackfillEvent { no, accepted_at, is_got, is_expunged: event.is_expunged(), tail };
+        let position = delivery_id(no, accepted_at);
+        BackfillCandidate { position, event, is_damaged, is_got, is_overtaken: past.is_overtaken() }
     };
     Ok(BackfillPage { events: rows.into_iter().map(candidate).collect(), is_end })
 }
@@ -118,7 +119,7 @@ batch! {
         due_at: i64 = "due_at",
         behind: bool = "behind",
         expiry_check_at: Option<i64> = "expiry_check_at",
-        origin: i64 = "origin",
+        accepting_node: i64 = "accepting_node",
     }
 }
 
@@ -151,14 +152,7 @@ pub async fn backfill(
     let Some(((endpoint_no, endpoint), tenant)) = found else {
         return Ok(step.backfill.iter().map(|_| Err(LeftOut::EndpointDeleted)).collect());
     };
-    let numbers: Vec<i64> = step.backfill.iter().map(|take| delivery_no(take.position)).collect();
-    let sql = format!(
-        "SELECT {} FROM posthaste.events e WHERE e.no = ANY ($2) AND e.tenant = $3 ORDER BY e.no FOR SHARE",
-        PostgresBackfillRow::COLUMNS
-    );
-    let rows = work.tx.query(&sql, bind![endpoint_no, numbers, tenant]).await?;
-    let mut events: HashMap<i64, PostgresBackfillRow> =
-        rows.iter().map(PostgresBackfillRow::read).map(|row| (row.no, row)).collect();
+    let mut events = lock_events(work.tx, step, (tenant, endpoint_no, &endpoint)).await?;
     let keys = events.values().filter_map(|row| endpoint.lane(row.event.key.as_ref()));
     let mut lanes = lock_lanes(work.tx, endpoint_no, keys.collect(), now).await?;
     let node = work.shared.shard_leases.node();
@@ -169,20 +163,21 @@ pub async fn backfill(
             outcomes.push(Err(LeftOut::TooOld));
             continue;
         };
-        let accepted_at = event.accepted_at;
+        let (accepted_at, stored_sum) = (event.accepted_at, event.checksum);
         let (event, _) = event.event(endpoint.tenant.clone());
         let lane = endpoint.lane(event.key.as_ref());
         let lane = lane.and_then(|lane| lanes.get_mut(&*lane).map(|locked| (lane, locked)));
-        let refused = match &lane {
-            _ if is_got => Some(LeftOut::AlreadyGot),
-            _ if event.is_expunged() => Some(LeftOut::Expunged),
-            Some((_, locked)) if !locked.tail.is_before(no, accepted_at) => Some(LeftOut::Overtaken),
-            _ => None,
-        };
-        if let Some(why) = refused {
+        let tail = lane.as_ref().map(|(_, locked)| locked.tail);
+        let past = BackfillEvent { no, accepted_at, is_got, is_expunged: event.is_expunged(), tail };
+        if let Err(why) = past.check() {
             outcomes.push(Err(why));
             continue;
         }
+        let linked = with_link_base(&event, stored_sum, &endpoint, take.link_base.as_deref());
+        if let Some(linked) = &linked {
+            fix_link_base(work.tx, no, linked).await?;
+        }
+        let event = linked.unwrap_or(event);
         let delivery = work.shared.snowflake.take(millis(now), 1);
         let plan = plan(event, &endpoint, take.expires_at, now);
         new.push(target.delivery(delivery, no, lane, &plan, take.expires_at));
@@ -196,6 +191,31 @@ pub async fn backfill(
     }
     target.write(work, new, &lanes).await?;
     Ok(outcomes)
+}
+
+/// Reads the events of a step, and locks them in order until the commit.
+async fn lock_events(
+    tx: &PgTransaction,
+    step: &JobStep,
+    (tenant, endpoint_no, endpoint): (i64, i64, &Endpoint),
+) -> Result<HashMap<i64, PostgresBackfillRow>> {
+    let numbers: Vec<i64> = step.backfill.iter().map(|take| delivery_no(take.position)).collect();
+    let sql = format!(
+        "SELECT {} FROM posthaste.events e WHERE e.no = ANY ($2) AND e.tenant = $3 ORDER BY e.no {}",
+        PostgresBackfillRow::COLUMNS,
+        // Two endpoints may need the link of an event at once; both write the event.
+        if endpoint.settings.may_be_thin() { "FOR NO KEY UPDATE" } else { "FOR SHARE" },
+    );
+    let rows = tx.query(&sql, bind![endpoint_no, numbers, tenant]).await?;
+    Ok(rows.iter().map(PostgresBackfillRow::read).map(|row| (row.no, row)).collect())
+}
+
+/// Writes with which public URL links to an event's data begin. The row of the event is
+/// locked.
+async fn fix_link_base(tx: &PgTransaction, no: i64, event: &Event) -> Result<()> {
+    let sql = "UPDATE posthaste.events SET link_base = $2, checksum = $3 WHERE no = $1";
+    tx.execute(sql, bind![no, event.link_base, event.checksum()]).await?;
+    Ok(())
 }
 
 fn shard_of(endpoint: &Endpoint) -> Shard {
@@ -223,7 +243,7 @@ async fn lock_lanes(
     lanes.sort();
     lanes.dedup();
     // A lane that is new starts above the floor of its endpoint.
-    let sql = "INSERT INTO posthaste.lanes (endpoint, lane, last_seq, base, head, head_since, touched_at)
+    let sql = "INSERT INTO posthaste.lanes (endpoint, lane, last_seq, base_seq, head, head_since, touched_at)
                SELECT $1, k.lane, f.floor, f.floor, NULL, $3, 0 FROM unnest($2) AS k (lane),
                    (SELECT coalesce(max(floor), 0) AS floor FROM posthaste.seq_floors WHERE endpoint = $1) f
                ORDER BY k.lane
@@ -266,7 +286,7 @@ impl BackfillTarget {
             due_at: self.at,
             behind: false,
             expiry_check_at: first_expiry_check(expires_at),
-            origin: self.node,
+            accepting_node: self.node,
         };
         if let Some((key, lane)) = lane {
             new.behind = lane.head.is_some();

@@ -23,7 +23,7 @@ use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{PostgresState, PostgresStore, stored_bytes};
-use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing_fields};
 use crate::model::endpoint::Endpoint;
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
@@ -98,7 +98,7 @@ impl PostgresState {
     pub async fn await_acknowledged(&self, version: i64) -> Result<()> {
         let client = self.connection().await?;
         let sql = "SELECT count(*) FROM posthaste.nodes
-                   WHERE id <> $1 AND version < $2 AND lease_until > clock_timestamp()";
+                   WHERE id <> $1 AND catalog_version < $2 AND lease_until > clock_timestamp()";
         loop {
             let rows = with_timeout(client.query_typed(sql, bind![self.shard_leases.node(), version])).await?;
             if rows[0].get::<_, i64>(0) == 0 {
@@ -167,6 +167,14 @@ impl Catalog for PostgresStore {
         self.shared.index().endpoints(tenant)
     }
 
+    fn endpoint_ids(&self, tenant: Option<&TenantId>) -> Vec<EndpointId> {
+        self.shared.index().endpoint_ids(tenant)
+    }
+
+    fn notable_endpoints(&self, tenant: Option<&TenantId>) -> Vec<Arc<Endpoint>> {
+        self.shared.index().notable_endpoints(tenant)
+    }
+
     fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         let index = self.shared.index();
         let known = endpoint.and_then(|id| index.endpoint(id));
@@ -191,7 +199,7 @@ impl Catalog for PostgresStore {
             tenants.iter().map(|id| (index.tenant_no(id), index.usage(id).unwrap_or_default())).collect()
         };
         let stored = stored_bytes::bytes_of(&self.shared, known.iter().filter_map(|(no, _)| *no).collect()).await?;
-        let running = super::jobs::running(&self.shared).await?;
+        let running = super::jobs::count_running(&self.shared).await?;
         let of = |counts: &HashMap<i64, u64>, no: Option<i64>| no.and_then(|no| counts.get(&no).copied()).unwrap_or(0);
         let usage = |(no, usage): (Option<i64>, TenantUsage)| TenantUsage {
             stored_bytes: of(&stored, no),
@@ -238,7 +246,7 @@ impl Catalog for PostgresStore {
                 Some(row) => {
                     let before = TenantColumns::read(&row).tenant()?;
                     AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
-                        .changing(differing(&before.fields(), &tenant.fields()))
+                        .with_changed_fields(differing_fields(&before.fields(), &tenant.fields()))
                 }
             };
             let sql =

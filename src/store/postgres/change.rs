@@ -1,7 +1,7 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
 //!
 //! What a change means is planned in [`crate::store::plan::change`]; this
-//! reads the row and writes the plan.
+//! reads the row, and has the plan written.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::PostgresState;
 use super::access::record;
 use super::lane::{plan_step, take_step};
 use super::locked_delivery::LockedDelivery;
-use super::rows::{at, cause_code, delivery_no, millis};
+use super::rows::{at, delivery_no};
 use super::transaction::bind;
 use super::unit_of_work::{UnitOfWork, in_transaction};
+use super::write_changes::{PlannedChange, write};
 use crate::model::audit::{AuditedAction, Initiator};
-use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::plan::change::{ChangeCondition, ChangedRow, RowChange, plan};
+use crate::store::plan::change::{ChangeCondition, ChangedRow, NextDue, plan};
 use crate::store::plan::lane::{LaneEffects, LanePlan};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
@@ -49,26 +49,24 @@ pub async fn make(
     let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;
     condition.check(id, &delivery.row, delivery.lane.is_some())?;
     let (endpoint, row) = read(work, &delivery, change).await?.ok_or_else(missing)?;
-    let plan = plan(id, &row, change, now)?;
+    let planned = PlannedChange { plan: plan(id, &row, change, now)?, endpoint, delivery };
+    let (plan, member) = (&planned.plan, planned.delivery.member());
     // Locks the lane of a dead letter before the row says that it waits: who
     // moves the lane in between would find it dead and wait behind it.
-    let lane_plan = match delivery.member() {
+    let lane_plan = match member {
         Some(member) => plan_step(work.tx, member, plan.lane).await?,
         None => LanePlan::default(),
     };
-    write(work, &delivery, &plan.row, now).await?;
-    if plan.waiting != 0 {
-        work.count_waiting(delivery.endpoint, delivery.shard, plan.waiting);
-    }
-    let lane = match delivery.member() {
+    write(work, std::slice::from_ref(&planned), now).await?;
+    let lane = match member {
         Some(member) => take_step(work, member, lane_plan, now).await?,
         None => LaneEffects::default(),
     };
     let freed = work.report_lane(lane, now).await?;
-    let due_at = match (&plan.row, lane.free) {
-        (RowChange::RetryNow { .. } | RowChange::Replay { .. }, _) => Some(now),
-        (RowChange::Cancel { .. }, Some(next)) => due_at(work, next).await?,
-        (RowChange::Cancel { .. }, None) => None,
+    let due_at = match plan.next_due(lane.free, now) {
+        NextDue::At(at) => Some(at),
+        NextDue::Stored(no) => due_at(work, no).await?,
+        NextDue::Nothing => None,
     };
     record(work.tx, by, tenant_no, &AuditedAction::new(change.action(), tenant, id)).await?;
     let operational_events = std::mem::take(&mut work.operational_events);
@@ -99,28 +97,6 @@ async fn read(
         expunged: event.map(|row| EventId::from_stored(row.get("id"))),
     };
     Ok(Some((EndpointId(endpoint.get("id")), row)))
-}
-
-async fn write(work: &mut UnitOfWork<'_>, delivery: &LockedDelivery, change: &RowChange, now: Timestamp) -> Result<()> {
-    match change {
-        RowChange::RetryNow { due_at } => {
-            let sql = "UPDATE posthaste.queue SET due_at = $2, urgent = true WHERE no = $1";
-            work.tx.execute(sql, bind![delivery.no, millis(*due_at)]).await?;
-            work.becomes_due(delivery.endpoint, millis(*due_at));
-            Ok(())
-        }
-        RowChange::Replay { due_at, expires_at, expiry_check_at } => {
-            let node = work.shared.shard_leases.node();
-            let expiry = (expires_at.map(millis), expiry_check_at.map(millis));
-            delivery.replay(work.tx, millis(*due_at), expiry, node).await?;
-            work.becomes_due(delivery.endpoint, millis(*due_at));
-            Ok(())
-        }
-        RowChange::Cancel { cause } => {
-            let cause = cause.map(|cause| cause_code(cause) as i16);
-            delivery.end(work.tx, DeliveryState::Cancelled, cause, millis(now), None).await
-        }
-    }
 }
 
 async fn due_at(work: &UnitOfWork<'_>, no: i64) -> Result<Option<Timestamp>> {

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 
 use super::change;
-use super::locked_delivery::{DeliveryTable, LockedDelivery, SHARED_COLUMNS};
-use super::rows::{cause_code, delivery_no, millis, state_code};
+use super::locked_delivery::{DeliveryTable, LockedDelivery};
+use super::rows::delivery_no;
 use super::transaction::bind;
 use super::unit_of_work::UnitOfWork;
+use super::write_changes::{PlannedChange, write};
 use crate::model::audit::Initiator;
-use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::plan::change::{ChangeCondition, ChangePlan, ChangedRow, RowChange, plan};
+use crate::store::plan::change::{ChangeCondition, ChangedRow, NextDue, plan};
 use crate::store::plan::lane::{LaneHead, LaneStep};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, MissingResource, Result};
 
@@ -65,9 +65,9 @@ pub async fn change_many(
             _ => Default::default(),
         };
         let freed = work.report_lane(effects.effects(delivery.no, LaneHead::Unchanged), now).await?;
-        let due_at = match plan.row {
-            RowChange::RetryNow { .. } | RowChange::Replay { .. } => Some(now),
-            RowChange::Cancel { .. } => None,
+        let due_at = match plan.next_due(None, now) {
+            NextDue::At(at) => Some(at),
+            NextDue::Stored(_) | NextDue::Nothing => None,
         };
         let operational_events = std::mem::take(&mut work.operational_events);
         outcomes.push((delivery.id(), Ok(DeliveryChanged { endpoint, due_at, freed, operational_events })));
@@ -76,14 +76,7 @@ pub async fn change_many(
     Ok(outcomes)
 }
 
-/// A change that is written with others.
-struct PlannedChange {
-    plan: ChangePlan,
-    endpoint: EndpointId,
-    delivery: LockedDelivery,
-}
-
-/// What the changes depend on beside the rows of the deliveries.
+/// Rows that the changes depend on, besides those of the deliveries.
 struct ReadSet {
     /// Endpoints by number, and whether each was deleted.
     endpoints: HashMap<i64, (EndpointId, bool)>,
@@ -146,123 +139,4 @@ impl ReadSet {
         let lane = delivery.lane.clone().unwrap_or_default();
         !is_deleted && self.heads.get(&(delivery.endpoint, lane)) == Some(&delivery.no)
     }
-}
-
-/// Writes the rows of all changes. They are of one kind, so the others find nothing to
-/// do.
-async fn write(work: &mut UnitOfWork<'_>, planned: &[PlannedChange], now: Timestamp) -> Result<()> {
-    for PlannedChange { plan, delivery, .. } in planned {
-        if plan.waiting != 0 {
-            work.count_waiting(delivery.endpoint, delivery.shard, plan.waiting);
-        }
-        match &plan.row {
-            RowChange::RetryNow { due_at } | RowChange::Replay { due_at, .. } => {
-                work.becomes_due(delivery.endpoint, millis(*due_at));
-            }
-            RowChange::Cancel { .. } => {}
-        }
-    }
-    retry(work, planned).await?;
-    replay(work, planned).await?;
-    cancel(work, planned, now).await
-}
-
-async fn retry(work: &UnitOfWork<'_>, planned: &[PlannedChange]) -> Result<()> {
-    let due = planned.iter().filter_map(|one| match one.plan.row {
-        RowChange::RetryNow { due_at } => Some((one.delivery.no, millis(due_at))),
-        RowChange::Replay { .. } | RowChange::Cancel { .. } => None,
-    });
-    let (numbers, due): (Vec<i64>, Vec<i64>) = due.unzip();
-    if numbers.is_empty() {
-        return Ok(());
-    }
-    let sql = "UPDATE posthaste.queue q SET due_at = k.due_at, urgent = true
-               FROM unnest($1, $2) AS k (no, due_at) WHERE q.no = k.no";
-    work.tx.execute(sql, bind![numbers, due]).await.map(|_| ())
-}
-
-/// Moves finished deliveries into the queue, with fresh budgets, and their last
-/// attempts to the other attempts.
-async fn replay(work: &UnitOfWork<'_>, planned: &[PlannedChange]) -> Result<()> {
-    let (mut numbers, mut due, mut expiry, mut checks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (mut tried, mut attempts, mut records) = (Vec::new(), Vec::new(), Vec::new());
-    let mut table = DeliveryTable::Dead;
-    for one in planned {
-        let RowChange::Replay { due_at, expires_at, expiry_check_at } = &one.plan.row else { continue };
-        table = one.delivery.table;
-        numbers.push(one.delivery.no);
-        due.push(millis(*due_at));
-        expiry.push(expires_at.map(millis));
-        checks.push(expiry_check_at.map(millis));
-        if let Some((number, record)) = one.delivery.last_attempt()? {
-            tried.push(one.delivery.no);
-            attempts.push(number as i32);
-            records.push(record);
-        }
-    }
-    if numbers.is_empty() {
-        return Ok(());
-    }
-    let sql = "INSERT INTO posthaste.attempts (delivery, number, record) SELECT * FROM unnest($1, $2, $3)
-               ON CONFLICT (delivery, number) DO UPDATE SET record = excluded.record";
-    work.tx.execute(sql, bind![tried, attempts, records]).await?;
-    let sql = format!(
-        "WITH removed AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING *)
-         INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
-             expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, expiry_check_at, origin)
-         SELECT g.no, g.tenant, g.endpoint, g.shard, g.event, g.created_at, g.format, g.lane, g.seq, g.passed,
-             k.expires_at, k.due_at, g.attempts, g.attempts, g.first_attempt_at, k.due_at,
-             g.lane IS NOT NULL AND NOT g.passed AND g.no IS DISTINCT FROM (
-                 SELECT head FROM posthaste.lanes l WHERE l.endpoint = g.endpoint AND l.lane = g.lane),
-             k.expiry_check_at, $5
-         FROM removed g JOIN unnest($1, $2, $3, $4) AS k (no, due_at, expires_at, expiry_check_at) ON k.no = g.no",
-        table.name()
-    );
-    let node = work.shared.shard_leases.node();
-    work.tx.execute(&sql, bind![numbers, due, expiry, checks, node]).await.map(|_| ())
-}
-
-/// Moves deliveries to the cancelled ones, each with the last attempt it made.
-async fn cancel(work: &UnitOfWork<'_>, planned: &[PlannedChange], now: Timestamp) -> Result<()> {
-    let (mut numbers, mut causes, mut attempts) = (Vec::new(), Vec::new(), Vec::new());
-    let mut table = DeliveryTable::Dead;
-    for one in planned {
-        let RowChange::Cancel { cause } = one.plan.row else { continue };
-        table = one.delivery.table;
-        numbers.push(one.delivery.no);
-        causes.push(cause.map(|cause| cause_code(cause) as i16));
-        attempts.push(one.delivery.row.attempts as i32);
-    }
-    if numbers.is_empty() {
-        return Ok(());
-    }
-    // What waits has its last attempt among the others.
-    let (last, taken) = match table {
-        DeliveryTable::Queue => (
-            "t.record",
-            "DELETE FROM posthaste.attempts a USING k WHERE a.delivery = k.no AND a.number = k.number
-                          RETURNING a.delivery, a.record",
-        ),
-        DeliveryTable::Dead | DeliveryTable::Finished => {
-            ("g.last_attempt", "SELECT no AS delivery, NULL::text AS record FROM k WHERE false")
-        }
-    };
-    let own = if table == DeliveryTable::Queue { "NULL::text AS last_attempt" } else { "last_attempt" };
-    let shown = SHARED_COLUMNS.split(',').map(|column| match column.trim() {
-        // A finished delivery never holds up its lane.
-        "passed" => "true".to_owned(),
-        column => format!("g.{column}"),
-    });
-    let sql = format!(
-        "WITH k AS (SELECT * FROM unnest($1, $2, $3) AS k (no, cause, number)),
-              taken AS ({taken}),
-              removed AS (DELETE FROM {} WHERE no = ANY ($1) RETURNING {SHARED_COLUMNS}, due_at, {own})
-         INSERT INTO posthaste.finished ({SHARED_COLUMNS}, due_at, state, cause, finished_at, last_attempt)
-         SELECT {}, g.due_at, $4, k.cause, $5, {last}
-         FROM removed g JOIN k ON k.no = g.no LEFT JOIN taken t ON t.delivery = g.no",
-        table.name(),
-        shown.collect::<Vec<_>>().join(", ")
-    );
-    let state = state_code(DeliveryState::Cancelled) as i16;
-    work.tx.execute(&sql, bind![numbers, causes, attempts, state, millis(now)]).await.map(|_| ())
 }

@@ -12,13 +12,14 @@ use tracing::warn;
 use super::PostgresState;
 use super::access;
 use super::endpoint::PostgresEndpointRow;
-use super::transaction::bind;
+use super::transaction::{PgTransaction, bind};
 use crate::model::endpoint::{Endpoint, Secret};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
 use crate::store::catalog_columns::{SecretColumns, TenantColumns};
 use crate::store::row::{PostgresColumns, row};
+use crate::store::seal::Seal;
 use crate::store::{Error, Result, UnreadableRecord};
 
 /// Ids of tenants and endpoints that other nodes changed or deleted.
@@ -75,6 +76,17 @@ row! {
     }
 }
 
+/// Reads the secrets of endpoints that changed after the version `known`, by the number of
+/// the endpoint.
+pub async fn secrets_after(tx: &PgTransaction, known: i64, seal: &Seal) -> Result<HashMap<i64, Vec<Secret>>> {
+    let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
+    for row in tx.query(PostgresSecretRow::SQL, bind![known]).await? {
+        let PostgresSecretRow { secret, endpoint } = PostgresSecretRow::read(&row);
+        secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
+    }
+    Ok(secrets)
+}
+
 impl PostgresState {
     /// Reads the rows that changed after the version `known`.
     pub async fn read_after(&self, known: i64) -> Result<ChangedRows> {
@@ -88,11 +100,7 @@ impl PostgresState {
             let row = PostgresEndpointRow::read(&row);
             endpoints.push((row.endpoint.no, row.endpoint.id, self.changed_endpoint(row)?));
         }
-        let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-        for row in tx.query(PostgresSecretRow::SQL, bind![known]).await? {
-            let PostgresSecretRow { secret, endpoint } = PostgresSecretRow::read(&row);
-            secrets.entry(secret.endpoint).or_default().push(secret.secret(seal, endpoint)?);
-        }
+        let mut secrets = secrets_after(&tx, known, seal).await?;
         for (no, _, changed) in &mut endpoints {
             if let ChangedEndpoint::Read(endpoint) = changed {
                 endpoint.secrets = secrets.remove(no).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! Events are asked for by their numbers alone, so that the server reads only
 //! the partitions that hold them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use tokio_postgres::Client;
@@ -15,7 +15,7 @@ use super::transaction::{bound, with_timeout};
 use crate::store::delivery_columns::ClaimColumns;
 use crate::store::event_row::EventRow;
 use crate::store::row::{PostgresColumns, row};
-use crate::store::{Claim, Result};
+use crate::store::{ReadClaims, Result};
 
 /// A waiting delivery and its event, by their numbers.
 #[derive(Debug, Clone, Copy)]
@@ -26,24 +26,15 @@ pub struct ClaimKey {
     pub event: i64,
 }
 
-/// Claims that were read.
-pub struct ReadClaims {
-    /// The claims, in the order of their due times. Deliveries that were settled
-    /// or cancelled since are left out.
-    pub claims: Vec<Claim>,
-    /// Number of wanted deliveries that were read before their data became too
-    /// large.
-    pub reached: usize,
-}
-
 /// Reads these deliveries in one round trip, until their data reaches this
 /// size.
 pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Result<ReadClaims> {
     if wanted.is_empty() {
-        return Ok(ReadClaims { claims: Vec::new(), reached: 0 });
+        return Ok(ReadClaims::default());
     }
     let nos: Vec<i64> = wanted.iter().map(|one| one.no).collect();
-    let events: Vec<i64> = wanted.iter().map(|one| one.event).collect();
+    let mut seen = HashSet::new();
+    let events: Vec<i64> = wanted.iter().map(|one| one.event).filter(|event| seen.insert(*event)).collect();
     let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
     let (these, those) = ([bound(&nos)], [bound(&events), bound(&bytes_max)]);
     let (waiting, events) = tokio::join!(

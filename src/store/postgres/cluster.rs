@@ -16,6 +16,12 @@ use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStat
 
 /// Interval at which a node looks for the answer to its question.
 const ASK_EVERY: Duration = Duration::from_millis(5);
+/// How long a published delay of accepts holds unless it is published again.
+const DELAY_HOLDS: Duration = Duration::from_secs(1);
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
 
 #[async_trait]
 impl Cluster for PostgresStore {
@@ -63,22 +69,28 @@ impl Cluster for PostgresStore {
     }
 
     async fn ask_nodes(&self, question: String, wait: Duration) -> Result<Vec<String>> {
-        let client = self.shared.connection().await?;
+        // No connection is held while others think: they need one of their own to answer.
         let sql = "INSERT INTO posthaste.node_questions (node, question)
                    SELECT id, $1 FROM posthaste.nodes WHERE id <> $2 AND lease_until > clock_timestamp() RETURNING no";
-        let asked = with_timeout(client.query_typed(sql, bind![question, self.shared.shard_leases.node()])).await?;
+        let node = self.shared.shard_leases.node();
+        let client = self.shared.connection().await?;
+        let asked = with_timeout(client.query_typed(sql, bind![question, node])).await?;
+        drop(client);
         let asked: Vec<i64> = asked.iter().map(|row| row.get(0)).collect();
         let until = Instant::now() + wait;
         let sql = "SELECT answer FROM posthaste.node_questions WHERE no = ANY($1) AND answer IS NOT NULL";
         let answers = loop {
+            let client = self.shared.connection().await?;
             let rows = with_timeout(client.query_typed(sql, bind![asked.clone()])).await?;
+            drop(client);
             if rows.len() == asked.len() || Instant::now() >= until {
                 break rows.iter().map(|row| row.get("answer")).collect();
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
-        with_timeout(client.execute_typed("DELETE FROM posthaste.node_questions WHERE no = ANY($1)", bind![asked]))
-            .await?;
+        let client = self.shared.connection().await?;
+        let sql = "DELETE FROM posthaste.node_questions WHERE no = ANY($1)";
+        with_timeout(client.execute_typed(sql, bind![asked])).await?;
         Ok(answers)
     }
 
@@ -97,11 +109,24 @@ impl Cluster for PostgresStore {
     }
 
     async fn published_status(&self, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
-        live_status::published(&self.shared, &endpoints).await
+        live_status::read_published(&self.shared, &endpoints).await
     }
 
     async fn withdraw_status(&self) -> Result<()> {
         live_status::withdraw(&self.shared).await
+    }
+
+    async fn publish_accept_delays(&self, delays: Vec<(TenantId, Duration)>) -> Result<()> {
+        let numbered: Vec<(i64, Duration)> = {
+            let index = self.shared.index();
+            delays.into_iter().filter_map(|(tenant, delay)| Some((index.tenant_no(&tenant)?, delay))).collect()
+        };
+        let tenants: Vec<i64> = numbered.iter().map(|(tenant, _)| *tenant).collect();
+        let delays_ms: Vec<i64> = numbered.iter().map(|(_, delay)| millis(*delay)).collect();
+        let (node, holds_ms) = (self.shared.shard_leases.node(), millis(DELAY_HOLDS));
+        let client = self.shared.connection().await?;
+        let sql = include_str!("sql/publish_accept_delays.sql");
+        with_timeout(client.execute_typed(sql, bind![node, tenants, delays_ms, holds_ms])).await.map(|_| ())
     }
 
     fn publication(&self) -> u64 {

@@ -59,7 +59,7 @@ pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
 
 /// Takes a connection from the pool. An error names the host, the database and
 /// the user.
-pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
+pub async fn take_connection(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
     pool.get().await.map_err(|problem| {
         let server = url.parse::<DatabaseUrl>().map(|url| url.description().to_owned()).unwrap_or_default();
         let reason = pool_error(&problem);
@@ -88,7 +88,7 @@ pub struct DatabaseUnavailable(pub String);
 
 /// Returns an error of the database while the store is being opened. `doing`
 /// says what failed.
-pub fn failed(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
+pub fn opening_error(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
     let words = format!("{doing}: {}", error_chain(problem));
     if is_transient(problem) { DatabaseUnavailable(words).into() } else { anyhow!(words) }
 }
@@ -150,14 +150,14 @@ pub fn error_chain(problem: &(dyn std::error::Error + 'static)) -> String {
     parts.join(": ")
 }
 
-/// What is checked of a server's certificate.
+/// How strictly a server's certificate is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CertificateCheck {
     /// Nothing is checked.
     Nothing,
     /// A trusted authority must have signed it.
     Authority,
-    /// It must also be for this host.
+    /// The certificate must also be for this host.
     Host,
 }
 
@@ -177,7 +177,7 @@ fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRus
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     set_tcp_timeouts(&mut config, url)?;
-    let tls = tls(&mut config, url)?;
+    let tls = tls_config(&mut config, url)?;
     Ok((config, MakeRustlsConnect::new(tls)))
 }
 
@@ -207,7 +207,7 @@ fn set_tcp_timeouts(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> a
     Ok(())
 }
 
-fn tls(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<ClientConfig> {
+fn tls_config(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<ClientConfig> {
     let (mode, verifier) = verifier(url)?;
     // A Unix socket is never encrypted, whatever the URL asks for.
     let is_local = config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
@@ -424,7 +424,7 @@ mod tests {
         // The port was bound and closed, so nobody listens there.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let url = format!("postgres://ops:hush@127.0.0.1:{port}/app");
-        let why = get(&pool(&url, 1).unwrap(), &url).await.map(|_| ()).unwrap_err().to_string();
+        let why = take_connection(&pool(&url, 1).unwrap(), &url).await.map(|_| ()).unwrap_err().to_string();
         assert!(why.contains(&format!("127.0.0.1:{port}, database app, user ops")), "{why}");
         assert!(why.contains("refused") && !why.contains("hush"), "{why}");
     }

@@ -6,7 +6,7 @@ use crate::store::Result;
 
 /// Returns the job that purges a tenant with this id, if there is one.
 pub async fn open_purge(tx: &PgTransaction, tenant: &TenantId) -> Result<Option<JobId>> {
-    let sql = "SELECT purge FROM posthaste.tenants WHERE purge IS NOT NULL AND id = $1 LIMIT 1";
+    let sql = "SELECT purge_job FROM posthaste.tenants WHERE purge_job IS NOT NULL AND id = $1 LIMIT 1";
     Ok(tx.query_opt(sql, bind![tenant.as_str()]).await?.map(|row| row.get(0)))
 }
 

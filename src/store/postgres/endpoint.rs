@@ -10,12 +10,13 @@ use super::lane::pass_dead_heads;
 use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
-use crate::model::audit::{AuditedAction, Initiator, differing};
+use crate::model::audit::{AuditedAction, Initiator, differing_fields};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::settings_bytes;
 use crate::model::shard::Shard;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
+use crate::store::plan::DeliveryReport;
 use crate::store::plan::endpoint as plan;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
@@ -72,7 +73,7 @@ pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i6
     let (no, endpoint) = (row.endpoint.no, row.endpoint(seal)?);
     let tenant = work.shared.index().tenant(&endpoint.tenant);
     let mut endpoint = match tenant {
-        Some(tenant) => endpoint.under(tenant.limits.endpoint, &tenant.defaults),
+        Some(tenant) => endpoint.with_tenant_rules(tenant.limits.endpoint, &tenant.defaults),
         None => endpoint,
     };
     let sql = format!(
@@ -111,7 +112,7 @@ fn changeable_columns(shared: &PostgresState, endpoint: &Endpoint, version: i64)
         .set("urls", seal_urls(shared, endpoint))
         .set("status", to_json(&endpoint.status))
         .set("skips_dead", endpoint.settings.on_dead == OnDead::Skip)
-        .set("quiet_until", endpoint.quiet_until.map(millis))
+        .set("backpressure_until", endpoint.backpressure_until.map(millis))
         .set("mailed_at", endpoint.mailed_at.map(millis))
         .set("updated_at", millis(endpoint.updated_at))
         .set("version", version)
@@ -158,8 +159,8 @@ pub async fn change(
         work.grow_settings(&endpoint.tenant, 0, more).await?;
     }
     if let Some(action) = action {
-        let audited =
-            AuditedAction::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
+        let audited = AuditedAction::new(action, &endpoint.tenant, endpoint.id)
+            .with_changed_fields(differing_fields(&before, &endpoint.settings));
         work.record_of_endpoint(by, no, &audited).await?;
     }
     if let Some((secret, ends_at)) = &effects.rotated {
@@ -177,7 +178,7 @@ pub async fn change(
     }
     if effects.unblocks {
         for dead in pass_dead_heads(work, no, now).await? {
-            freed.extend(work.lane_event(dead, false, now).await?);
+            freed.extend(work.report(dead, DeliveryReport::LaneUnblocked, now).await?);
         }
     }
     let operational_events = std::mem::take(&mut work.operational_events);

@@ -67,7 +67,7 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
     if tx.query(sql, bind![first, below, no]).await?[0].get(0) {
         return Ok(None);
     }
-    tx.execute("UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = $1", bind![no, EXPUNGED as i16])
+    tx.execute("UPDATE posthaste.events SET data = '', data_withheld = $2 WHERE no = $1", bind![no, EXPUNGED as i16])
         .await?;
     for (table, delivery, record) in answers {
         let sql = format!("UPDATE posthaste.{table} SET last_attempt = $2 WHERE no = $1");
@@ -87,5 +87,5 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
 /// in SQL, because PostgreSQL's JSON cannot hold `\u0000`.
 fn unanswered(record: &str) -> Result<String> {
     let attempt: Attempt = from_json("attempts.record", record)?;
-    Ok(to_json(&attempt.unanswered()))
+    Ok(to_json(&attempt.without_response()))
 }

@@ -16,7 +16,7 @@ use crate::store::figures::{
     DayUsage, FigureCoverage, FigureHorizon, FigureRow, FigureScope, FigureStore, FigureWriter, StoredFigures,
 };
 use crate::store::plan::figures::{
-    DELETE_STEP, EncodedFigures, FOLDED, SILENT_MS, decode, encode, fold, next_hour, numbers,
+    DELETE_STEP, EncodedFigures, ROLLED_UP, SILENT_MS, decode, encode, next_hour, numbers, roll_up,
 };
 use crate::store::row::PostgresColumns;
 
@@ -79,17 +79,21 @@ impl FigureStore for PostgresStore {
 
     async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool> {
         let number = i16::from(part.0);
-        let sql = "SELECT (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1) AS folded_until,
+        let sql = "SELECT (SELECT rolled_up_until FROM posthaste.figure_rollups WHERE part = $1) AS rolled_up_until,
                           (SELECT min(at) FROM posthaste.figures WHERE span = 0 AND part = $1) AS first,
                           (SELECT min(at) FROM posthaste.figures WHERE span = 0 AND part = $1 AND at >= coalesce(
-                              (SELECT folded_until FROM posthaste.figure_folds WHERE part = $1), 0)) AS first_unfolded,
-                          (SELECT min(at) FROM posthaste.figures WHERE span = 1 AND part = $1) AS first_hour";
+                              (SELECT rolled_up_until FROM posthaste.figure_rollups WHERE part = $1), 0)) AS first_not_rolled_up,
+                          (SELECT min(at) FROM posthaste.figures WHERE span = 1 AND part = $1) AS first_hour,
+                          EXISTS (SELECT FROM posthaste.tenants WHERE purge_job IS NOT NULL) AS is_purging";
         let Some(row) = read_one(&self.shared, sql, bind![number]).await? else { return Ok(false) };
-        let (folded, first, first_unfolded, first_hour): (Option<i64>, Option<i64>, Option<i64>, Option<i64>) =
-            (row.get("folded_until"), row.get("first"), row.get("first_unfolded"), row.get("first_hour"));
-        let hour = next_hour(folded, first_unfolded, horizon.fold_until);
-        let folded = hour.map(|hour| hour + HOUR_MS).or(folded);
-        let windows_before = millis(horizon.windows_before).min(folded.unwrap_or(i64::MIN));
+        let (rolled_up, first, first_not_rolled_up, first_hour): (Option<i64>, Option<i64>, Option<i64>, Option<i64>) =
+            (row.get("rolled_up_until"), row.get("first"), row.get("first_not_rolled_up"), row.get("first_hour"));
+        // A purge goes through windows and hours; what is rolled up meanwhile would have
+        // the names that it takes out.
+        let is_purging: bool = row.get("is_purging");
+        let hour = next_hour(rolled_up, first_not_rolled_up, horizon.roll_up_until).filter(|_| !is_purging);
+        let rolled_up = hour.map(|hour| hour + HOUR_MS).or(rolled_up);
+        let windows_before = millis(horizon.windows_before).min(rolled_up.unwrap_or(i64::MIN));
         let hours_before = millis(horizon.hours_before);
         let is_old = |first: Option<i64>, before: i64| first.is_some_and(|first| first < before);
         if hour.is_none() && !is_old(first, windows_before) && !is_old(first_hour, hours_before) {
@@ -97,7 +101,7 @@ impl FigureStore for PostgresStore {
         }
         let tx = self.shared.begin().await?;
         if let Some(hour) = hour {
-            fold_hour(&tx, part, hour).await?;
+            roll_up_hour(&tx, part, hour).await?;
         }
         let sql = include_str!("sql/delete_figures.sql");
         let windows = tx.execute(sql, bind![span(FigureSpan::Window), number, windows_before, DELETE_STEP]).await?;
@@ -116,16 +120,16 @@ impl FigureStore for PostgresStore {
     ) -> Result<Vec<StoredFigures>> {
         let Some(numbers) = self.figure_numbers(scope) else { return Ok(Vec::new()) };
         let (part, from, to) = (scope.part(), millis(from), millis(to));
-        let folded = match wanted {
+        let rolled_up = match wanted {
             FigureSpan::Window => from,
             FigureSpan::Hour => {
-                let sql = "SELECT folded_until FROM posthaste.figure_folds WHERE part = $1";
+                let sql = "SELECT rolled_up_until FROM posthaste.figure_rollups WHERE part = $1";
                 let row = read_one(&self.shared, sql, bind![i16::from(part.0)]).await?;
                 row.map_or(from, |row| row.get(0))
             }
         };
-        let mut read = self.read_span(FigureSpan::Hour, part, numbers, (from, to.min(folded))).await?;
-        read.extend(self.read_span(FigureSpan::Window, part, numbers, (from.max(folded), to)).await?);
+        let mut read = self.read_span(FigureSpan::Hour, part, numbers, (from, to.min(rolled_up))).await?;
+        read.extend(self.read_span(FigureSpan::Window, part, numbers, (from.max(rolled_up), to)).await?);
         Ok(read)
     }
 
@@ -199,12 +203,12 @@ impl PostgresStore {
     }
 }
 
-/// Folds an hour of a part. The row of the part is locked, so that one node
-/// folds it.
-async fn fold_hour(tx: &PgTransaction, part: Shard, hour: i64) -> Result<()> {
+/// Rolls up an hour of a part. The row of the part is locked, so that one node
+/// rolls it up.
+async fn roll_up_hour(tx: &PgTransaction, part: Shard, hour: i64) -> Result<()> {
     let number = i16::from(part.0);
-    let lock = "INSERT INTO posthaste.figure_folds AS f (part, folded_until) VALUES ($1, $2)
-                ON CONFLICT (part) DO UPDATE SET folded_until = $2 WHERE f.folded_until < $2";
+    let lock = "INSERT INTO posthaste.figure_rollups AS f (part, rolled_up_until) VALUES ($1, $2)
+                ON CONFLICT (part) DO UPDATE SET rolled_up_until = $2 WHERE f.rolled_up_until < $2";
     if tx.execute(lock, bind![number, hour + HOUR_MS]).await? == 0 {
         return Ok(());
     }
@@ -214,7 +218,7 @@ async fn fold_hour(tx: &PgTransaction, part: Shard, hour: i64) -> Result<()> {
     );
     let rows = tx.query(&sql, bind![number, hour, hour + HOUR_MS]).await?;
     let windows = rows.iter().map(|row| FigureColumns::read(row).encoded());
-    insert(tx, FigureSpan::Hour, part, hour, FOLDED, fold(windows)?).await
+    insert(tx, FigureSpan::Hour, part, hour, ROLLED_UP, roll_up(windows)?).await
 }
 
 async fn insert(

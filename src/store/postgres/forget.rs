@@ -260,7 +260,7 @@ async fn forget_unmatched(shared: &PostgresState, horizon: &RetentionHorizon) ->
         for row in freeing {
             *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += i64::from(row.get::<_, i32>(2));
         }
-        let sql = "UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = ANY ($1)";
+        let sql = "UPDATE posthaste.events SET data = '', data_withheld = $2 WHERE no = ANY ($1)";
         tx.execute(sql, bind![numbers, UNMATCHED as i16]).await?;
         stored_bytes::subtract(&tx, freed).await?;
         tx.commit().await?;

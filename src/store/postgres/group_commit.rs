@@ -83,9 +83,9 @@ async fn run<J: BatchJob>(shared: Arc<PostgresState>, waiting: Arc<Mutex<mpsc::U
         let result = J::write(&shared, batch).await;
         let jobs = jobs - result.later.len();
         if result.is_written {
-            shared.options.commits.committed(jobs, began.elapsed());
+            shared.options.commits.record_commit(jobs, began.elapsed());
         } else {
-            shared.options.commits.failed(jobs);
+            shared.options.commits.count_rolled_back(jobs);
         }
         later = result.later;
     }

@@ -29,6 +29,7 @@ pub use deliveries::{candidates, candidates_by_id};
 pub use events::PostgresEventRecordColumns;
 use walk::number_at;
 
+mod blocked_lanes;
 mod by_finish;
 mod dead_groups;
 mod deliveries;
@@ -162,6 +163,10 @@ impl History for PostgresStore {
         Ok(head.map(|row| (delivery_id(row.get(0), row.get(1)), row.get(2))))
     }
 
+    async fn blocked_lanes(&self, endpoints: Vec<EndpointId>, look: usize) -> Result<Vec<(EndpointId, Lane)>> {
+        blocked_lanes::first_of_each(&self.shared, &endpoints, look).await
+    }
+
     async fn lanes(
         &self,
         tenant: &TenantId,
@@ -181,7 +186,7 @@ async fn scanned_deliveries(
     page: &PageRequest,
 ) -> Result<ListPage<Delivery>> {
     if query.is_by_finish() {
-        by_finish::list(shared, tenant, query, page).await
+        by_finish::list_by_finish(shared, tenant, query, page).await
     } else {
         deliveries::list(shared, tenant, query, page).await
     }
@@ -281,7 +286,7 @@ row! {
 }
 
 row! {
-    /// What is shown of a lane.
+    /// Columns of a lane that are shown.
     postgres struct PostgresLaneRow {
         head: i64 = "f.head",
         head_created_at: i64 = "f.created_at",

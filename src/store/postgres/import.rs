@@ -57,7 +57,7 @@ pub async fn run(
     report: &mut (dyn FnMut(MoveProgress) + Send),
 ) -> anyhow::Result<Option<MovedCounts>> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let mut client = connect::get(&pool, url.reveal()).await?;
+    let mut client = connect::take_connection(&pool, url.reveal()).await?;
     migrate::migrate_connection(&mut client).await?;
     let target = format!("PostgreSQL at {}", url.description());
     let Some(mut checkpoint) = begin(&mut client, source, &target, seal).await? else {
@@ -171,7 +171,7 @@ async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()
 /// key.
 async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
-    transaction.execute_typed(sql, &[(&seal.check(), Type::TEXT)]).await.map_err(failed)?;
+    transaction.execute_typed(sql, &[(&seal.check_text(), Type::TEXT)]).await.map_err(failed)?;
     let check = note(transaction, "master_key_check").await?.unwrap_or_default();
     Ok(seal.for_store(&check).map(|_| ())?)
 }

@@ -47,7 +47,7 @@ pub struct TargetTable {
 }
 
 /// The columns of an event, on both sides.
-const EVENT_COLUMNS: &str = joined!(", "; "no, tenant, first_delivery, withheld", EventRow::NAMES);
+const EVENT_COLUMNS: &str = joined!(", "; "no, tenant, first_delivery, data_withheld", EventRow::NAMES);
 
 /// Lists the columns that every delivery has, whatever its state.
 macro_rules! delivery {
@@ -98,7 +98,7 @@ pub fn all() -> Vec<SourceTable> {
             name: "endpoints",
             select:
                 "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.urls, p.status,
-                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips_dead,
+                            p.backpressure_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips_dead,
                             1 AS version
                      FROM endpoints p JOIN tenants t ON t.no = p.tenant WHERE p.no > ?1 ORDER BY p.no LIMIT ?2",
             begin: before_first,
@@ -106,7 +106,7 @@ pub fn all() -> Vec<SourceTable> {
             complete: with_shard,
             into: &[TargetTable {
                 table: "endpoints",
-                columns: "no, id, tenant, shard, settings, urls, status, quiet_until, mailed_at, created_at, updated_at, \
+                columns: "no, id, tenant, shard, settings, urls, status, backpressure_until, mailed_at, created_at, updated_at, \
                           deleted_at, swept_at, skips_dead, version",
                 on_conflict: "",
                 takes: all_rows,
@@ -297,7 +297,7 @@ pub fn all() -> Vec<SourceTable> {
         SourceTable {
             name: "lanes",
             select: "SELECT endpoint AS _1, lane AS _2, endpoint, lane, last_seq, head, head_since, touched_at, last_event
-                     FROM lanes WHERE (endpoint, lane) > (?1, ?2) ORDER BY endpoint, lane LIMIT ?3",
+                     FROM lane_heads WHERE (endpoint, lane) > (?1, ?2) ORDER BY endpoint, lane LIMIT ?3",
             begin: || vec![0.into(), "".into()],
             count: "SELECT count(*) FROM lanes",
             complete: unchanged,
@@ -348,7 +348,7 @@ fn job_parts() -> SourceTable {
         name: "parts of jobs",
         select: "SELECT lower(hex(w.job)) AS _1, lower(hex(w.endpoint)) AS _2, lower(hex(w.job)) AS job, w.tenant,
                         coalesce(w.tenant, t.id) AS _tenant, lower(hex(w.endpoint)) AS id,
-                        lower(hex(w.endpoint)) AS endpoint, CASE WHEN w.after IS NOT NULL THEN lower(hex(w.after)) END AS after, w.is_read, w.is_done, w.counts
+                        lower(hex(w.endpoint)) AS endpoint, CASE WHEN w.after IS NOT NULL THEN lower(hex(w.after)) END AS after, w.is_all_read, w.is_done, w.counts
                  FROM job_parts w JOIN jobs j ON j.id = w.job JOIN tenants t ON t.no = j.tenant
                  WHERE (w.job, w.endpoint) > (unhex(?1), unhex(?2)) ORDER BY w.job, w.endpoint LIMIT ?3",
         begin: || vec!["".into(), "".into()],
@@ -356,7 +356,7 @@ fn job_parts() -> SourceTable {
         complete: with_shard,
         into: &[TargetTable {
             table: "job_parts",
-            columns: "job, tenant, endpoint, shard, after, is_read, is_done, counts",
+            columns: "job, tenant, endpoint, shard, after, is_all_read, is_done, counts",
             on_conflict: "",
             takes: all_rows,
         }],
@@ -364,7 +364,7 @@ fn job_parts() -> SourceTable {
 }
 
 fn deliveries() -> SourceTable {
-    const WAITING: &str = delivery!("behind, expiry_check_at, urgent, origin");
+    const WAITING: &str = delivery!("behind, expiry_check_at, urgent, accepting_node");
     const OVER: &str = delivery!("last_attempt, state, cause, finished_at");
     SourceTable {
         name: "deliveries",
@@ -372,7 +372,7 @@ fn deliveries() -> SourceTable {
                         d.created_at, d.format, d.lane, d.seq, d.passed, d.expires_at, d.replayed_at, d.attempts,
                         d.attempts_before, d.first_attempt_at, d.age_from, d.held_before, d.not_found, d.no_such_name,
                         d.forbidden_target, d.last_delay, d.max_age, d.internal_errors, d.internal_error, d.due_at, d.behind,
-                        d.expiry_check_at, d.urgent, 0 AS origin, d.state, d.cause, d.finished_at,
+                        d.expiry_check_at, d.urgent, 0 AS accepting_node, d.state, d.cause, d.finished_at,
                         CASE WHEN d.state <> 0 THEN
                             (SELECT a.record FROM attempts a WHERE a.no > d.no << 20 AND a.no <= (d.no << 20 | 0xfffff)
                              ORDER BY a.no DESC LIMIT 1) END AS last_attempt

@@ -1,21 +1,29 @@
 //! Looks at a database without changing it: also at one that an older or newer
 //! version has written.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
 
-use super::connect::{self, failed};
+use super::access;
+use super::changed_rows::secrets_after;
+use super::connect::{self, opening_error};
+use super::endpoint::PostgresEndpointRow;
 use super::migrate::VERSION_MIN;
+use super::transaction::{PgTransaction, bind};
 use crate::model::database::DatabaseUrl;
+use crate::model::endpoint::Endpoint;
+use crate::model::token::Token;
 use crate::store::migrations;
-use crate::store::seal::CHECK_NOTE;
+use crate::store::row::PostgresColumns;
+use crate::store::seal::{CHECK_NOTE, Seal};
 
 /// Number of round trips that are measured.
 const ROUND_TRIPS: usize = 9;
 
-/// What is seen of a database from outside.
+/// Facts about a database, read without joining its cluster.
 #[derive(Debug)]
 pub struct DatabaseInspection {
     /// Version of the server, for people.
@@ -45,8 +53,8 @@ pub struct DatabaseInspection {
 /// Connects to a database and looks at it.
 pub async fn inspect(url: &DatabaseUrl) -> anyhow::Result<DatabaseInspection> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let client = connect::get(&pool, url.reveal()).await?;
-    let failed = |problem: tokio_postgres::Error| failed("cannot look at the database", &problem);
+    let client = connect::take_connection(&pool, url.reveal()).await?;
+    let failed = |problem: tokio_postgres::Error| opening_error("cannot look at the database", &problem);
     let mut times = Vec::with_capacity(ROUND_TRIPS);
     for _ in 0..ROUND_TRIPS {
         let began = Instant::now();
@@ -90,4 +98,25 @@ pub async fn inspect(url: &DatabaseUrl) -> anyhow::Result<DatabaseInspection> {
         key_check,
         nodes,
     })
+}
+
+/// Version of the catalog before everything in it.
+const BEFORE_ALL: i64 = -1;
+
+/// Reads the endpoints and tokens of a database of this version.
+pub async fn catalog_of(url: &DatabaseUrl, seal: &Seal) -> anyhow::Result<(Vec<Arc<Endpoint>>, Vec<Arc<Token>>)> {
+    let pool = connect::pool(url.reveal(), 1)?;
+    let tx = PgTransaction::begin_reading(&pool).await?;
+    let mut secrets = secrets_after(&tx, BEFORE_ALL, seal).await?;
+    let mut endpoints = Vec::new();
+    let sql = PostgresEndpointRow::sql("p.deleted_at IS NULL AND t.deleted_at IS NULL");
+    for row in tx.query(&sql, bind![]).await? {
+        let row = PostgresEndpointRow::read(&row);
+        let secrets = secrets.remove(&row.endpoint.no).unwrap_or_default();
+        endpoints.push(Arc::new(Endpoint { secrets, ..row.endpoint(seal)? }));
+    }
+    let tokens = access::changed_after(&tx, BEFORE_ALL).await?;
+    tx.commit().await?;
+    let tokens = tokens.into_iter().filter(|(_, is_revoked)| !is_revoked).map(|(token, _)| Arc::new(token));
+    Ok((endpoints, tokens.collect()))
 }

@@ -23,7 +23,8 @@ use super::{PostgresState, PostgresStore, backfill, purge};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, JobId, TenantId};
-use crate::model::job::{Job, JobCandidate, JobChange, JobKind, JobPart, JobState};
+use crate::model::job::{Job, JobCandidate, JobChange, JobPart, JobState};
+use crate::model::named_enum::NamedEnum;
 use crate::model::operational_event::OperationalEvent;
 use crate::model::shard::{Lease, Shard};
 use crate::store::job_columns::{JobColumns, JobPartColumns, job_state};
@@ -100,7 +101,7 @@ impl JobStore for PostgresStore {
     async fn start_queued_jobs(&self, tenant: &TenantId, running_max: u32) -> Result<()> {
         in_transaction(&self.shared, async |work| {
             let Some(tenant) = lock_tenant(work.tx, tenant).await? else { return Ok(()) };
-            let (running, _) = counted(work.tx, tenant).await?;
+            let (running, _) = count_jobs_of_tenant(work.tx, tenant).await?;
             let sql = "UPDATE posthaste.jobs SET state = 0 WHERE id IN (
                            SELECT id FROM posthaste.jobs WHERE tenant = $1 AND state = 4 ORDER BY id LIMIT $2)";
             work.tx.execute(sql, bind![tenant, i64::from(running_max.saturating_sub(running))]).await.map(|_| ())
@@ -244,14 +245,14 @@ async fn lock_tenant(tx: &PgTransaction, tenant: &TenantId) -> Result<Option<i64
 }
 
 /// Returns how many jobs run, by the number of the tenant.
-pub async fn running(shared: &PostgresState) -> Result<HashMap<i64, u64>> {
+pub async fn count_running(shared: &PostgresState) -> Result<HashMap<i64, u64>> {
     let sql = "SELECT tenant, count(*) FROM posthaste.jobs WHERE state = 0 AND state < 2 GROUP BY tenant";
     let rows = read_rows(shared, sql, &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1) as u64)).collect())
 }
 
 /// Returns how many jobs of a tenant run, and how many are not over.
-async fn counted(tx: &PgTransaction, tenant: i64) -> Result<(u32, u32)> {
+async fn count_jobs_of_tenant(tx: &PgTransaction, tenant: i64) -> Result<(u32, u32)> {
     let sql = "SELECT count(*) FILTER (WHERE state = 0), count(*) FROM posthaste.jobs
                WHERE tenant = $1 AND state IN (0, 1, 4)";
     let row = &tx.query(sql, bind![tenant]).await?[0];
@@ -265,7 +266,7 @@ async fn forget_followed(tx: &PgTransaction, job: JobId) -> Result<()> {
 
 async fn create(work: &mut UnitOfWork<'_>, by: &Initiator, job: &Job, running_max: u32) -> Result<JobStarted> {
     let tenant = lock_tenant(work.tx, &job.tenant).await?.ok_or(Error::NotFound(MissingResource::Tenant))?;
-    let state = first_state(job, counted(work.tx, tenant).await?, running_max)?;
+    let state = first_state(job, count_jobs_of_tenant(work.tx, tenant).await?, running_max)?;
     let is_finished = state == JobState::Finished;
     let finished_at = is_finished.then(|| millis(job.created_at));
     let sql = "INSERT INTO posthaste.jobs (id, tenant, state, spec, created_at, finished_at)
@@ -276,7 +277,7 @@ async fn create(work: &mut UnitOfWork<'_>, by: &Initiator, job: &Job, running_ma
     let tenants: Vec<TenantId> = job.parts.iter().map(|part| part.tenant.clone()).collect();
     let shards: Vec<i16> = job.parts.iter().map(|part| i16::from(Shard::of(&part.tenant, part.endpoint).0)).collect();
     let counts: Vec<String> = job.parts.iter().map(|part| to_json(&part.counts)).collect();
-    let sql = "INSERT INTO posthaste.job_parts (job, tenant, endpoint, shard, is_read, is_done, counts)
+    let sql = "INSERT INTO posthaste.job_parts (job, tenant, endpoint, shard, is_all_read, is_done, counts)
                SELECT $1, p.tenant, p.endpoint, p.shard, false, false, p.counts
                FROM unnest($2, $3, $4, $5) AS p (tenant, endpoint, shard, counts)";
     work.tx.execute(sql, bind![job.id, tenants, endpoints, shards, counts]).await?;
@@ -284,6 +285,7 @@ async fn create(work: &mut UnitOfWork<'_>, by: &Initiator, job: &Job, running_ma
     if !is_finished {
         return Ok(JobStarted::default());
     }
+    let job = &Job { state, ..job.clone() };
     let event = OperationalEvent::of_finished_job(job, &job.counts(), job.created_at);
     let freed = work.accept_operational_event(event, job.created_at).await?;
     Ok(JobStarted { freed, operational_events: std::mem::take(&mut work.operational_events) })
@@ -300,8 +302,8 @@ async fn change_job(
     let sql = "SELECT state FROM posthaste.jobs WHERE id = $1 AND tenant = $2 FOR UPDATE";
     let row = work.tx.query_opt(sql, bind![id, tenant_no]).await?.ok_or(Error::NotFound(MissingResource::Job))?;
     let code: i16 = row.get(0);
-    let has_room = counted(work.tx, tenant_no).await?.0 < running_max;
-    let refused = || Error::WrongState(format!("job {id} is over, and cannot be changed by {}", change.verb()));
+    let has_room = count_jobs_of_tenant(work.tx, tenant_no).await?.0 < running_max;
+    let refused = || Error::WrongState(format!("job {id} is over, and cannot be changed by {}", change.as_str()));
     let next = change.apply(job_state(i64::from(code))?, has_room).ok_or_else(refused)?;
     let finished_at = next.is_over().then(|| millis(now));
     let sql = "UPDATE posthaste.jobs SET state = $2, finished_at = $3 WHERE id = $1";
@@ -316,7 +318,7 @@ async fn advance(work: &mut UnitOfWork<'_>, lease: Lease, step: &JobStep, now: T
     check(work.tx, work.shared.shard_leases.node(), lease, step).await?;
     lock_lanes(work.tx, &step.take).await?;
     let (mut advanced, mut refused) = (JobAdvanced::default(), Vec::new());
-    if step.kind == JobKind::Backfill {
+    if step.kind.creates_deliveries() {
         for created in backfill::backfill(work, step, now).await? {
             match created {
                 Ok(created) => advanced.changed.push(created),
@@ -354,7 +356,7 @@ async fn check(tx: &PgTransaction, node: i64, lease: Lease, step: &JobStep) -> R
     tx.query_opt(sql, bind![shard, node, epoch]).await?.ok_or(Error::Stale(lease.shard))?;
     let before = &step.before;
     let sql = "SELECT 1 FROM posthaste.job_parts WHERE job = $1 AND endpoint = $2 AND after IS NOT DISTINCT FROM $3
-               AND is_read = $4 AND NOT is_done AND counts = $5 FOR UPDATE";
+               AND is_all_read = $4 AND NOT is_done AND counts = $5 FOR UPDATE";
     let counts = to_json(&before.counts);
     let bound = bind![step.job, before.endpoint, before.after, before.is_read, counts];
     tx.query_opt(sql, bound).await?.ok_or(Error::Changed)?;
@@ -394,7 +396,7 @@ async fn write_part(tx: &PgTransaction, step: &JobStep, part: &JobPart, advanced
         let sql = "INSERT INTO posthaste.job_waiting (job, endpoint, delivery) SELECT $1, $2, unnest($3)";
         tx.execute(sql, bind![step.job, part.endpoint, changed]).await?;
     }
-    let sql = "UPDATE posthaste.job_parts SET after = $3, is_read = $4, is_done = $5, counts = $6
+    let sql = "UPDATE posthaste.job_parts SET after = $3, is_all_read = $4, is_done = $5, counts = $6
                WHERE job = $1 AND endpoint = $2";
     let counts = to_json(&part.counts);
     tx.execute(sql, bind![step.job, part.endpoint, part.after, part.is_read, part.is_done, counts]).await.map(|_| ())

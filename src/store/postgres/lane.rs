@@ -68,7 +68,7 @@ pub async fn pass(work: &UnitOfWork<'_>, member: LaneMember<'_>, now: Timestamp)
     let sql =
         "UPDATE posthaste.lanes SET head = $1, head_since = $2, touched_at = $2 WHERE endpoint = $3 AND lane = $4";
     tx.execute(sql, bind![head.no(), millis(now), member.endpoint, member.lane]).await?;
-    if let Some(next) = head.free() {
+    if let Some(next) = head.attemptable() {
         let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
         for row in tx.query(sql, bind![next]).await? {
             work.becomes_due(member.endpoint, row.get(0));

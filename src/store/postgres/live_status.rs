@@ -42,7 +42,7 @@ pub async fn publish(shared: &PostgresState, statuses: Vec<PublishedStatus>, com
 /// Returns what the present owners of these endpoints have published: nothing
 /// for one that is idle. An endpoint whose shard is not published yet is left
 /// out.
-pub async fn published(
+pub async fn read_published(
     shared: &PostgresState,
     endpoints: &[EndpointId],
 ) -> Result<HashMap<EndpointId, Option<String>>> {

@@ -24,6 +24,7 @@ pub const SHARED_COLUMNS: &str = "no, tenant, endpoint, shard, event, created_at
 /// there.
 #[derive(serde::Deserialize)]
 struct RecordNumber {
+    #[serde(alias = "n")]
     number: u32,
 }
 
@@ -236,30 +237,6 @@ impl LockedDelivery {
             to.name()
         );
         tx.execute(&sql, bind![self.no, code, cause, finished_at, record]).await.map(|_| ())
-    }
-
-    /// Puts a finished delivery back into the queue, with a fresh budget.
-    pub async fn replay(
-        &self,
-        tx: &PgTransaction,
-        due_at: i64,
-        (expires_at, expiry_check_at): (Option<i64>, Option<i64>),
-        node: i64,
-    ) -> Result<()> {
-        self.archive_last_attempt(tx).await?;
-        let sql = format!(
-            "WITH removed AS (DELETE FROM {} WHERE no = $1 RETURNING *)
-             INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
-                 expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, expiry_check_at, origin)
-             SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
-                 $3::int8, $2, attempts, attempts, first_attempt_at, $2,
-                 lane IS NOT NULL AND NOT passed AND no IS DISTINCT FROM (
-                     SELECT head FROM posthaste.lanes l WHERE l.endpoint = removed.endpoint AND l.lane = removed.lane),
-                 $4::int8, $5
-             FROM removed",
-            self.table.name()
-        );
-        tx.execute(&sql, bind![self.no, due_at, expires_at, expiry_check_at, node]).await.map(|_| ())
     }
 
     async fn take_last_attempt(&self, tx: &PgTransaction) -> Result<Option<String>> {

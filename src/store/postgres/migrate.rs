@@ -15,8 +15,12 @@ use crate::store::migrations;
 use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
 
 /// Advisory lock of whoever migrates the database or moves a store into it.
-/// It is "posthast" as a number.
+/// The key is "posthast" as a number.
 const LOCK: i64 = 0x706f_7374_6861_7374;
+
+/// The last step that renames what the statements of older nodes use. Later steps
+/// only add.
+const LAST_RENAME: usize = 16;
 
 /// PostgreSQL 15, as `server_version_num` counts.
 pub const VERSION_MIN: i32 = 150_000;
@@ -29,7 +33,7 @@ pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
     migrate_connection(client).await?;
     let sql = "SELECT 1 FROM posthaste.notes WHERE name = $1";
     let moving = client.query_typed(sql, &[(&MOVING_NOTE, Type::TEXT)]).await;
-    let moving = moving.map_err(|problem| connect::failed("cannot read the database", &problem))?;
+    let moving = moving.map_err(|problem| connect::opening_error("cannot read the database", &problem))?;
     if moving.is_empty() { Ok(()) } else { bail!("{HALF_MOVED}") }
 }
 
@@ -40,7 +44,7 @@ pub async fn migrate_connection(client: &mut Client) -> anyhow::Result<()> {
 }
 
 async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<()> {
-    let failed = |problem: tokio_postgres::Error| connect::failed("cannot prepare the database", &problem);
+    let failed = |problem: tokio_postgres::Error| connect::opening_error("cannot prepare the database", &problem);
     let transaction = client.transaction().await.map_err(failed)?;
     lock(&transaction).await?;
     let current = version(&transaction).await.map_err(failed)?;
@@ -51,6 +55,9 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
             migrations.len()
         );
     }
+    if (1..LAST_RENAME).contains(&current) {
+        check_stopped(&transaction).await?;
+    }
     for (n, migration) in migrations.iter().enumerate().skip(current) {
         let version = n + 1;
         let applied = format!("INSERT INTO posthaste.migrations (version) VALUES ({version})");
@@ -59,7 +66,7 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
             transaction.batch_execute(&applied).await
         };
         let doing = format!("cannot bring the database to version {version}");
-        step.await.map_err(|problem| connect::failed(&doing, &problem))?;
+        step.await.map_err(|problem| connect::opening_error(&doing, &problem))?;
     }
     forget_foreign_transactions(&transaction).await.map_err(failed)?;
     stored_functions::create_missing(&transaction).await.map_err(failed)?;
@@ -68,6 +75,20 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
         info!("database migrated from version {current} to {}", migrations.len());
     }
     Ok(())
+}
+
+/// Refuses to rename anything while nodes of an older version have leases: each of
+/// their statements would fail. A start waits for them as for a database that is away.
+async fn check_stopped(transaction: &Transaction<'_>) -> anyhow::Result<()> {
+    let sql = "SELECT string_agg(name, ', ' ORDER BY name) FROM posthaste.nodes WHERE lease_until > clock_timestamp()";
+    let running = transaction.query_typed_one(sql, &[]).await;
+    let running = running.map_err(|problem| connect::opening_error("cannot read which nodes run", &problem))?;
+    let Some(names) = running.get::<_, Option<String>>(0) else { return Ok(()) };
+    let words = format!(
+        "nodes of an older version still run ({names}), and this version renames columns that they use; stop them all, \
+         then start the new ones"
+    );
+    Err(DatabaseUnavailable(words).into())
 }
 
 /// What was restored from another server's dump has numbers of that server's
@@ -91,7 +112,7 @@ async fn forget_foreign_transactions(transaction: &Transaction<'_>) -> Result<()
 /// until the transaction ends. `CREATE … IF NOT EXISTS` alone is not enough:
 /// of two that run it at once, both find nothing and one fails.
 pub async fn lock(transaction: &Transaction<'_>) -> anyhow::Result<()> {
-    let failed = |problem: tokio_postgres::Error| connect::failed("cannot lock the database", &problem);
+    let failed = |problem: tokio_postgres::Error| connect::opening_error("cannot lock the database", &problem);
     // The usual statement timeout would end a long migration.
     transaction
         .batch_execute("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '10min'")
@@ -135,7 +156,7 @@ async fn check_server(client: &Client) -> anyhow::Result<()> {
                       current_setting('fsync', true) AS fsync, current_setting('full_page_writes', true) AS full_page_writes,
                       current_setting('synchronous_commit', true) AS synchronous_commit";
     let row = client.query_typed(sql, &[]).await;
-    let row = row.map_err(|problem| connect::failed("cannot ask the database what it is", &problem))?;
+    let row = row.map_err(|problem| connect::opening_error("cannot ask the database what it is", &problem))?;
     let row = row.first().ok_or_else(|| anyhow!("the database does not say what it is"))?;
     let (number, version): (i32, String) = (row.get("number"), row.get("version"));
     if number < VERSION_MIN {

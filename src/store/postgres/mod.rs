@@ -68,9 +68,11 @@ mod node_status;
 mod overdue;
 mod partitions;
 mod purge;
+mod purge_figures;
 mod purge_rows;
 mod queue;
 mod read_query;
+mod replay;
 mod resealing;
 pub mod restored;
 pub mod rewrap;
@@ -89,6 +91,7 @@ mod sweep;
 mod tenant_limits;
 pub(in crate::store) mod transaction;
 mod unit_of_work;
+mod write_changes;
 
 /// Options of a shared store. They have no `Debug`: the URL may hold a
 /// password.
@@ -158,7 +161,7 @@ impl PostgresStore {
         let pool = connect::pool(&options.url, options.connections)?;
         let time = DatabaseTime::new(options.clock.take());
         {
-            let mut client = connect::get(&pool, &options.url).await?;
+            let mut client = connect::take_connection(&pool, &options.url).await?;
             migrate::migrate(&mut client).await?;
             options.seal = matching_key(&client, &options.seal).await?;
             time.begin(&client).await?;
@@ -207,7 +210,7 @@ impl PostgresStore {
 /// The first node's key becomes the database's.
 async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-    transaction::with_timeout(client.execute_typed(sql, transaction::bind![CHECK_NOTE, seal.check()])).await?;
+    transaction::with_timeout(client.execute_typed(sql, transaction::bind![CHECK_NOTE, seal.check_text()])).await?;
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
     let rows = transaction::with_timeout(client.query_typed(sql, transaction::bind![CHECK_NOTE])).await?;
     Ok(seal.for_store(rows[0].get(0))?)

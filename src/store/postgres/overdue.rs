@@ -100,7 +100,7 @@ pub async fn read_untried(
     let parameters = bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX];
     let rows = read_rows(shared, UNTRIED.call(), parameters).await?;
     let Some(scan) = rows.first().map(UntriedScan::read) else { return Ok(page) };
-    page.found = rows.iter().filter_map(untried).collect();
+    page.found = rows.iter().filter_map(untried_delivery).collect();
     page.next = match page.found.last() {
         Some(last) if page.found.len() == query.limit => Some(last.id),
         _ => (scan.looked == ROWS_MAX).then(|| delivery_id(scan.last_no, scan.last_created_at)),
@@ -109,7 +109,7 @@ pub async fn read_untried(
 }
 
 /// Returns the delivery of a row, if it holds one.
-fn untried(row: &Row) -> Option<OverdueDelivery> {
+fn untried_delivery(row: &Row) -> Option<OverdueDelivery> {
     let mut column = 0;
     UntriedScan::read_next(row, &mut column).found?;
     Some(OverdueColumns::read_next(row, &mut column).into())

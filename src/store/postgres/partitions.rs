@@ -53,7 +53,7 @@ pub async fn ensure(shared: &Arc<PostgresState>) -> anyhow::Result<()> {
     if missing.context("cannot read which days have partitions")?.is_empty() {
         return Ok(());
     }
-    let made = make(shared).await.context("cannot make the partitions of the next days")?;
+    let made = create_missing(shared).await.context("cannot make the partitions of the next days")?;
     if made > 0 {
         let shared = Arc::downgrade(shared);
         tokio::spawn(async move { analyze(&shared).await });
@@ -62,11 +62,11 @@ pub async fn ensure(shared: &Arc<PostgresState>) -> anyhow::Result<()> {
 }
 
 /// Creates the missing partitions. Returns how many.
-async fn make(shared: &PostgresState) -> Result<usize> {
+async fn create_missing(shared: &PostgresState) -> Result<usize> {
     let tx = shared.begin().await?;
-    run(&tx, LOCK).await?;
+    run_sql(&tx, LOCK).await?;
     // Another node may hold a needed lock for long; then this fails soon.
-    run(&tx, "SET LOCAL lock_timeout = '1s'").await?;
+    run_sql(&tx, "SET LOCAL lock_timeout = '1s'").await?;
     let mut made = 0;
     for row in tx.query(include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await? {
         let table = PartitionedTable::named(row.get("parent"));
@@ -89,7 +89,7 @@ async fn make(shared: &PostgresState) -> Result<usize> {
             );
             continue;
         }
-        run(&tx, &day.fill(include_str!("sql/add_day.sql"), &table)).await?;
+        run_sql(&tx, &day.fill(include_str!("sql/add_day.sql"), &table)).await?;
         made += 1;
     }
     tx.commit().await?;
@@ -104,7 +104,7 @@ async fn analyze(shared: &Weak<PostgresState>) {
         let Some(shared) = shared.upgrade() else { return };
         let analyzed = async {
             let tx = shared.begin().await?;
-            run(&tx, &format!("ANALYZE posthaste.{}", table.as_str())).await?;
+            run_sql(&tx, &format!("ANALYZE posthaste.{}", table.as_str())).await?;
             tx.commit().await
         };
         if let Err(problem) = analyzed.await {
@@ -154,11 +154,11 @@ async fn drop_day(
     let tx = shared.begin().await?;
     // The timeout is shorter than the server's deadlock_timeout: of two that
     // wait for each other, this one gives way.
-    run(&tx, "SET LOCAL lock_timeout = '800ms'; SET LOCAL statement_timeout = '14s'").await?;
-    run(&tx, LOCK).await?;
+    run_sql(&tx, "SET LOCAL lock_timeout = '800ms'; SET LOCAL statement_timeout = '14s'").await?;
+    run_sql(&tx, LOCK).await?;
     let names: Vec<String> = tables.iter().map(|table| day.partition(table)).collect();
     // From here on nothing is added to the day or replayed out of it.
-    run(&tx, &format!("LOCK TABLE {} IN EXCLUSIVE MODE", names.join(", "))).await?;
+    run_sql(&tx, &format!("LOCK TABLE {} IN EXCLUSIVE MODE", names.join(", "))).await?;
     let retained = RetainedRows::find(&tx, day, finished_before).await?;
     let (mut events, mut finished) = (0, 0);
     for table in tables {
@@ -208,13 +208,13 @@ async fn replace_partitions(
     }
     for table in tables {
         let partition = day.partition(table);
-        run(tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.as_str())).await?;
+        run_sql(tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.as_str())).await?;
         if !needs_partition {
             put_back(tx, day, table, retained).await?;
         }
-        run(tx, &format!("DROP TABLE {partition}")).await?;
+        run_sql(tx, &format!("DROP TABLE {partition}")).await?;
         if needs_partition {
-            run(tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
+            run_sql(tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
         }
     }
     Ok(())
@@ -224,7 +224,7 @@ async fn replace_partitions(
 /// day's partition.
 async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, retained: &RetainedRows) -> Result<()> {
     let beside = format!("posthaste.{}_kept_{}", table.as_str(), day.name);
-    run(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.as_str())).await?;
+    run_sql(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.as_str())).await?;
     let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key());
     tx.execute(&sql, bind![*retained.of(table)]).await?;
     Ok(())
@@ -307,7 +307,7 @@ async fn count(tx: &PgTransaction, table: &str) -> Result<usize> {
     Ok(counted.map_or(0, |row| row.get::<_, i64>(0).max(0) as usize))
 }
 
-async fn run(tx: &PgTransaction, sql: &str) -> Result<()> {
+async fn run_sql(tx: &PgTransaction, sql: &str) -> Result<()> {
     with_timeout(tx.client().batch_execute(sql)).await
 }
 

@@ -12,19 +12,19 @@ use super::access::record;
 use super::change::make;
 use super::deleted_tenant::{delete_content, open_purge};
 use super::job_rows::{find, report_job_end};
-use super::purge_rows::{delete_deliveries, delete_event, delete_figures, delete_rows, deliveries_of};
-use super::rows::{delivery_id, millis};
+use super::purge_figures::{delete_figures, forget_in_sums};
+use super::purge_rows::{delete_deliveries, delete_event, delete_rows, deliveries_of};
+use super::rows::{delivery_id, millis, state_of};
 use super::stored_bytes::{self, BytesByDay, day_of};
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
-use crate::model::delivery::DeliveryState;
 use crate::model::id::{JobId, TenantId};
 use crate::model::job::{Job, JobPart, JobState};
 use crate::model::limits::stored_bytes;
 use crate::model::purge::{PurgeProgress, PurgeStage};
 use crate::model::shard::{Lease, Shard};
-use crate::store::access::draw;
+use crate::store::access::draw_id_bits;
 use crate::store::jobs::{is_about, no_purge_of, refusal, still_purged};
 use crate::store::plan::change::ChangeCondition;
 use crate::store::stored_json::to_json;
@@ -50,7 +50,7 @@ pub async fn begin(work: &mut UnitOfWork<'_>, by: &Initiator, tenant: &TenantId,
         }
     }
     let (version, now) = (work.bump_catalog_version().await?, millis(job.created_at));
-    let sql = "UPDATE posthaste.tenants SET purge = $2, deleted_at = coalesce(deleted_at, $3), version = $4
+    let sql = "UPDATE posthaste.tenants SET purge_job = $2, deleted_at = coalesce(deleted_at, $3), version = $4
                WHERE id = $1 AND purged_at IS NULL RETURNING no";
     let rows = work.tx.query(sql, bind![tenant.as_str(), job.id, now, version]).await?;
     if rows.is_empty() {
@@ -64,7 +64,7 @@ pub async fn begin(work: &mut UnitOfWork<'_>, by: &Initiator, tenant: &TenantId,
     work.tx.execute(sql, bind![job.id, system, JobState::Running as i16, to_json(&job.spec), now]).await?;
     for part in &job.parts {
         let shard = i16::from(Shard::of(&part.tenant, part.endpoint).0);
-        let sql = "INSERT INTO posthaste.job_parts (job, tenant, endpoint, shard, is_read, is_done, counts)
+        let sql = "INSERT INTO posthaste.job_parts (job, tenant, endpoint, shard, is_all_read, is_done, counts)
                    VALUES ($1, $2, $3, $4, false, false, $5)";
         let counts = to_json(&part.counts);
         work.tx.execute(sql, bind![job.id, part.tenant.as_str(), part.endpoint, shard, counts]).await?;
@@ -88,7 +88,9 @@ pub async fn step(work: &mut UnitOfWork<'_>, lease: Lease, step: &PurgeStep) -> 
     let progress = part.counts.purge.get_or_insert_default();
     match progress.stage {
         PurgeStage::Rows => {
-            if delete_rows(work.tx, &numbers, step, progress).await? {
+            if delete_rows(work.tx, &numbers, step, progress).await?
+                && forget_in_sums(work.tx, &numbers, &step.before.tenant, progress).await?
+            {
                 progress.enter(PurgeStage::Figures);
             }
         }
@@ -125,12 +127,13 @@ async fn check(tx: &PgTransaction, node: i64, lease: Lease, step: &PurgeStep) ->
 }
 
 async fn numbers_of(tx: &PgTransaction, job: JobId) -> Result<Vec<i64>> {
-    let rows = tx.query("SELECT no FROM posthaste.tenants WHERE purge = $1 ORDER BY no", bind![job]).await?;
+    let rows = tx.query("SELECT no FROM posthaste.tenants WHERE purge_job = $1 ORDER BY no", bind![job]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 async fn write_part(tx: &PgTransaction, job: JobId, part: &JobPart) -> Result<()> {
-    let sql = "UPDATE posthaste.job_parts SET is_read = $3, is_done = $4, counts = $5 WHERE job = $1 AND endpoint = $2";
+    let sql =
+        "UPDATE posthaste.job_parts SET is_all_read = $3, is_done = $4, counts = $5 WHERE job = $1 AND endpoint = $2";
     let counts = to_json(&part.counts);
     tx.execute(sql, bind![job, part.endpoint, part.is_read, part.is_done, counts]).await.map(|_| ())
 }
@@ -153,11 +156,7 @@ async fn delete_operational_events(
             continue;
         }
         for (no, created_at, state) in deliveries_of(work.tx, row.get(0)).await? {
-            let change = match i64::from(state) {
-                state if state == DeliveryState::Waiting as i64 => DeliveryChange::Cancel,
-                state if state == DeliveryState::Dead as i64 => DeliveryChange::Discard,
-                _ => continue,
-            };
+            let Some(change) = state_of(i64::from(state)).ok().and_then(DeliveryChange::that_ends) else { continue };
             let (id, change) = (delivery_id(no, created_at), (change, ChangeCondition::default()));
             match make(work, &Initiator::Gateway, &TenantId::system(), id, change, step.now).await {
                 Ok(changed) => advanced.changed.push((id, changed)),
@@ -191,12 +190,12 @@ async fn finish(work: &mut UnitOfWork<'_>, step: &PurgeStep, numbers: &[i64]) ->
     part.is_done = true;
     write_part(work.tx, step.job, &part).await?;
     // Nodes that were cut off meanwhile hear of the deletion by this row.
-    let sql = "UPDATE posthaste.tenants SET purge = NULL, purged_at = $2 WHERE purge = $1";
+    let sql = "UPDATE posthaste.tenants SET purge_job = NULL, purged_at = $2 WHERE purge_job = $1";
     work.tx.execute(sql, bind![step.job, millis(step.now)]).await?;
     let sql = "UPDATE posthaste.jobs SET state = 2, finished_at = $2 WHERE id = $1";
     work.tx.execute(sql, bind![step.job, millis(step.now)]).await?;
     if let Some(purge) = find(work.tx, step.job).await? {
-        let entry = AuditEntry::of_purge(&purge, &step.before.tenant, step.wall, draw());
+        let entry = AuditEntry::of_purge(&purge, &step.before.tenant, step.wall, draw_id_bits());
         let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
         let (system, record) = (system_no(work)?, to_json(&entry.record));
         work.tx.execute(sql, bind![entry.id.0, system, TenantId::SYSTEM, record]).await?;

@@ -9,26 +9,31 @@
 
 use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
+use crate::model::id::{EndpointId, JobId};
 use crate::model::purge::PurgeProgress;
+use crate::store::jobs::spec_without_names;
 use crate::store::{PurgeStep, Result};
 
 /// Most rows of a table that one step deletes.
 const ROWS: i64 = 500;
 /// Most events that one step deletes: they may be large.
 const EVENTS: i64 = 50;
-/// Parts of the figures that one step looks through, of twice 256.
-const FIGURE_PARTS: i64 = 32;
-/// Number of parts of the figures, by window and by hour.
-const FIGURE_PARTS_ALL: i64 = 512;
 
 /// Tables whose rows name a tenant.
-pub const BY_TENANT: &[&str] =
-    &["producer_ids", "stored_bytes", "backlog", "dead_letter_count_changes", "dead_letter_counts", "portals"];
+pub const BY_TENANT: &[&str] = &[
+    "producer_ids",
+    "stored_bytes",
+    "backlog",
+    "accept_delays",
+    "dead_letter_count_changes",
+    "dead_letter_counts",
+    "portals",
+];
 /// Tables whose rows name an endpoint by its number.
 pub const BY_ENDPOINT: &[&str] =
     &["secrets", "endpoint_events", "health", "lanes", "seq_floors", "forgotten_dead", "live_status"];
-/// Tables whose rows name an endpoint by its id.
-pub const BY_ENDPOINT_ID: &[&str] = &["job_waiting", "job_held"];
+/// Tables with what a job has at an endpoint, which they name by its id.
+pub const OF_JOB_PART: &[&str] = &["job_parts", "job_waiting", "job_held"];
 /// Tables of deliveries.
 pub const DELIVERIES: &[&str] = &["queue", "dead", "finished"];
 
@@ -77,7 +82,8 @@ pub async fn delete_rows(
     delete_catalog(tx, &tenants, step, progress).await
 }
 
-async fn delete(
+/// Runs a statement that deletes rows of a kind. Returns whether there were any.
+pub async fn delete(
     tx: &PgTransaction,
     kind: &str,
     sql: &str,
@@ -145,15 +151,16 @@ async fn delete_catalog(
     let tenants = tenants.to_vec();
     // A node reads what changed since the version that it knows, so that it would never
     // hear of a deletion whose row is gone.
-    let sql = "SELECT 1 FROM posthaste.nodes n WHERE n.lease_until > clock_timestamp() AND n.version < (
+    let sql = "SELECT 1 FROM posthaste.nodes n WHERE n.lease_until > clock_timestamp() AND n.catalog_version < (
                    SELECT max(version) FROM posthaste.tenants WHERE no = ANY ($1)) LIMIT 1";
     if tx.query_opt(sql, bind![tenants]).await?.is_some() {
         return Ok(false);
     }
-    let sql = "SELECT no, id FROM posthaste.endpoints WHERE tenant = ANY ($1) LIMIT 20";
-    let found = tx.query(sql, bind![tenants]).await?;
-    let numbers: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
-    let ids: Vec<uuid::Uuid> = found.iter().map(|row| row.get(1)).collect();
+    if forget_in_jobs(tx, step, progress).await? {
+        return Ok(false);
+    }
+    let sql = "SELECT no FROM posthaste.endpoints WHERE tenant = ANY ($1) LIMIT 20";
+    let numbers: Vec<i64> = tx.query(sql, bind![tenants]).await?.iter().map(|row| row.get(0)).collect();
     if !numbers.is_empty() {
         for table in BY_ENDPOINT {
             let sql = format!(
@@ -164,7 +171,6 @@ async fn delete_catalog(
                 return Ok(false);
             }
         }
-        delete_parts(tx, ids, step, progress).await?;
         tx.execute("DELETE FROM posthaste.backfilled WHERE endpoint = ANY ($1)", bind![numbers]).await?;
         let sql = "DELETE FROM posthaste.endpoints WHERE no = ANY ($1)";
         delete(tx, "endpoints", sql, bind![numbers], progress).await?;
@@ -181,36 +187,37 @@ async fn delete_catalog(
     Ok(true)
 }
 
-/// Deletes what jobs over all tenants have at these endpoints.
-async fn delete_parts(
-    tx: &PgTransaction,
-    endpoints: Vec<uuid::Uuid>,
-    step: &PurgeStep,
-    progress: &mut PurgeProgress,
-) -> Result<()> {
-    for table in BY_ENDPOINT_ID {
-        let sql = format!("DELETE FROM posthaste.{table} WHERE endpoint = ANY ($1)");
-        delete(tx, table, &sql, bind![endpoints], progress).await?;
+/// Deletes what jobs over all tenants have at endpoints of this one, and takes what may name
+/// it out of those that have ended. Returns whether there were any.
+async fn forget_in_jobs(tx: &PgTransaction, step: &PurgeStep, progress: &mut PurgeProgress) -> Result<bool> {
+    // Purges of older tenants with this id name nothing but the id. Jobs are locked in one
+    // order, before their parts.
+    let sql = "SELECT w.job, w.endpoint FROM posthaste.job_parts w JOIN posthaste.jobs j ON j.id = w.job
+               WHERE w.tenant = $1 AND j.spec::json ->> 'kind' <> 'purge' ORDER BY j.id LIMIT $2 FOR UPDATE OF j";
+    let parts = tx.query(sql, bind![step.before.tenant.as_str(), ROWS]).await?;
+    if parts.is_empty() {
+        return Ok(false);
     }
-    let sql = "DELETE FROM posthaste.job_parts WHERE endpoint = ANY ($1)";
-    if delete(tx, "job_parts", sql, bind![endpoints], progress).await? {
-        // Jobs whose last part it was.
-        let sql = "UPDATE posthaste.jobs j SET state = 2, finished_at = $1 WHERE state IN (0, 1, 4) AND id <> $2
-                   AND NOT EXISTS (SELECT FROM posthaste.job_parts w WHERE w.job = j.id AND NOT w.is_done)";
-        tx.execute(sql, bind![millis(step.now), step.job]).await?;
+    let jobs: Vec<JobId> = parts.iter().map(|row| row.get(0)).collect();
+    let endpoints: Vec<EndpointId> = parts.iter().map(|row| row.get(1)).collect();
+    for table in OF_JOB_PART {
+        let sql = format!(
+            "DELETE FROM posthaste.{table} d USING unnest($1, $2) AS p (job, endpoint)
+             WHERE d.job = p.job AND d.endpoint = p.endpoint"
+        );
+        delete(tx, table, &sql, bind![jobs, endpoints], progress).await?;
     }
-    Ok(())
-}
-
-/// Deletes figures of tenants from some of the parts. Returns whether these were the
-/// last.
-pub async fn delete_figures(tx: &PgTransaction, tenants: &[i64], progress: &mut PurgeProgress) -> Result<bool> {
-    let tenants = tenants.to_vec();
-    for n in progress.after..(progress.after + FIGURE_PARTS).min(FIGURE_PARTS_ALL) {
-        let sql = "DELETE FROM posthaste.figures WHERE span = $1 AND part = $2 AND tenant = ANY ($3)";
-        let (span, part) = ((n / 256) as i16, (n % 256) as i16);
-        delete(tx, "figures", sql, bind![span, part, tenants], progress).await?;
+    // Jobs whose last part it was.
+    let sql = "UPDATE posthaste.jobs j SET state = 2, finished_at = $1 WHERE state IN (0, 1, 4) AND id <> $2
+               AND NOT EXISTS (SELECT FROM posthaste.job_parts w WHERE w.job = j.id AND NOT w.is_done)";
+    tx.execute(sql, bind![millis(step.now), step.job]).await?;
+    let sql = "SELECT id, spec FROM posthaste.jobs WHERE id = ANY ($1) AND state IN (2, 3, 5)";
+    for row in tx.query(sql, bind![jobs]).await? {
+        if let Some(spec) = spec_without_names(row.get(1)) {
+            let (sql, job) =
+                ("UPDATE posthaste.jobs SET spec = $2, error = NULL WHERE id = $1", row.get::<_, JobId>(0));
+            tx.execute(sql, bind![job, spec]).await?;
+        }
     }
-    progress.after += FIGURE_PARTS;
-    Ok(progress.after >= FIGURE_PARTS_ALL)
+    Ok(true)
 }

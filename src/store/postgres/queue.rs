@@ -4,15 +4,17 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
+use super::claims::{self, ClaimKey};
+use super::rows::delivery_no;
 use super::transaction::{PATIENCE, timeout_error};
 use super::{PostgresStore, accept, change, due, expunge, forget, overdue, scrub, settle};
 use crate::model::audit::Initiator;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
-    AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
-    ForgottenReport, OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects,
-    Settlement, UntriedPage, UntriedQuery,
+    AcceptResult, ArrivedDelivery, ArrivedQuery, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage,
+    DueQuery, Error, ForgottenCounts, ForgottenReport, OverduePage, ReadClaims, Result, RetentionHorizon, RoutedEvent,
+    ScrubStep, Scrubbed, SettleEffects, Settlement, UntriedPage, UntriedQuery,
 };
 
 #[async_trait]
@@ -42,11 +44,16 @@ impl DeliveryQueue for PostgresStore {
     }
 
     async fn read_due(&self, lease: Lease, query: DueQuery) -> Result<DuePage> {
-        if self.shared.shard_leases.lease(lease.shard) == lease && lease.is_held() {
-            due::read_due(&self.shared, &query).await
-        } else {
-            Err(Error::Stale(lease.shard))
-        }
+        self.check(lease)?;
+        due::read_due(&self.shared, &query).await
+    }
+
+    async fn read_arrived(&self, lease: Lease, query: &ArrivedQuery) -> Result<ReadClaims> {
+        self.check(lease)?;
+        let key = |one: &ArrivedDelivery| ClaimKey { no: delivery_no(one.id), event: one.event };
+        let keys: Vec<ClaimKey> = query.deliveries.iter().map(key).collect();
+        let client = self.shared.connection().await?;
+        claims::read(&client, &keys, query.bytes_max).await
     }
 
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
@@ -107,6 +114,14 @@ impl DeliveryQueue for PostgresStore {
         } else {
             Ok(ForgottenReport { is_complete: true, ..ForgottenReport::default() })
         }
+    }
+}
+
+impl PostgresStore {
+    /// Refuses a read under a lease that this node does not hold.
+    fn check(&self, lease: Lease) -> Result<()> {
+        let is_ours = self.shared.shard_leases.lease(lease.shard) == lease && lease.is_held();
+        if is_ours { Ok(()) } else { Err(Error::Stale(lease.shard)) }
     }
 }
 

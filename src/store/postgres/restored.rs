@@ -19,7 +19,7 @@ pub const SEQ_JUMP: i64 = 1_000_000_000;
 /// Prepares the database; returns how many deliveries wait in it.
 pub async fn prepare(url: &DatabaseUrl, seal: &Seal) -> anyhow::Result<u64> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let mut client = connect::get(&pool, url.reveal()).await?;
+    let mut client = connect::take_connection(&pool, url.reveal()).await?;
     migrate::migrate(&mut client).await?;
     let tx = client.transaction().await.map_err(failed)?;
     migrate::lock(&tx).await?;

@@ -39,7 +39,7 @@ pub(super) const SEALED_COLUMNS: [(&str, &str, &str, AssociatedData); 3] = [
 /// under it. Returns the number of sealed texts.
 pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
     let pool = connect::pool(url.reveal(), 1)?;
-    let mut client = connect::get(&pool, url.reveal()).await?;
+    let mut client = connect::take_connection(&pool, url.reveal()).await?;
     migrate::migrate(&mut client).await?;
     let transaction = client.transaction().await.map_err(failed)?;
     migrate::lock(&transaction).await?;
@@ -75,7 +75,7 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
     if let Some(links) = note(&transaction, LINK_KEY_NOTE).await? {
         set_note(&transaction, LINK_KEY_NOTE, &seal.reseal_link_key(&links)?).await?;
     }
-    set_note(&transaction, CHECK_NOTE, &seal.check()).await?;
+    set_note(&transaction, CHECK_NOTE, &seal.check_text()).await?;
     transaction.commit().await.map_err(failed)?;
     Ok(count)
 }

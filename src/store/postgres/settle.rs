@@ -104,7 +104,7 @@ fn defer_repeated(jobs: &mut Vec<SettleJob>) -> Vec<SettleJob> {
     later
 }
 
-/// How a settlement is written.
+/// The way a settlement is written: with others of its kind, or alone.
 enum SettlePath<'a> {
     /// With others that were delivered.
     Delivered(&'a Attempt, &'a Progress),

@@ -53,7 +53,7 @@ row! {
         no: i64 = "n.no",
         /// Number of its endpoint.
         endpoint: i64 = "n.endpoint",
-        /// Its lane, if it has one.
+        /// Lane of the delivery, if it has one.
         lane: Option<String> = "n.lane",
         /// Number of the next member of the lane, if the delivery was its head.
         next: Option<i64> = "n.next",
@@ -128,7 +128,7 @@ impl SettleRow {
 }
 
 batch! {
-    /// What is written of retries alone, as columns.
+    /// Columns that only retries write.
     pub struct RetryBatch of new RetryRow {
         /// The last delay drawn, in microseconds.
         last_delay: Option<i64> = "last_delay",

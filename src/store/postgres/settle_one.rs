@@ -14,15 +14,15 @@ use super::lane::{plan_step, take_step};
 use super::locked_delivery::{DeliveryTable, LockedDelivery};
 use super::rows::{cause_code, delivery_no, millis};
 use super::transaction::bind;
-use super::unit_of_work::{UnitOfWork, find_subject};
+use super::unit_of_work::UnitOfWork;
 use crate::model::delivery::DeliveryState;
 use crate::model::shard::Lease;
 use crate::store::plan::Transition;
 use crate::store::plan::endpoint::is_only_health;
 use crate::store::plan::lane::{LaneEffects, LaneStep};
-use crate::store::plan::settle::{BudgetChange, SettlePlan, plan};
+use crate::store::plan::settle::{BudgetChange, PlannedUpdate, SettlePlan, plan};
 use crate::store::progress_columns::ProgressColumns;
-use crate::store::{Claim, ClaimOutcome, Error, Result, SettleEffects, Settlement};
+use crate::store::{Claim, Error, Result, SettleEffects, Settlement};
 
 /// Writes what became of a claim.
 pub async fn settle(work: &mut UnitOfWork<'_>, lease: Lease, settlement: &Settlement) -> Result<Result<SettleEffects>> {
@@ -54,20 +54,15 @@ pub async fn settle(work: &mut UnitOfWork<'_>, lease: Lease, settlement: &Settle
     }
     let mut effects = plan.effects;
     effects.freed = advance_lane(work, &delivery, plan.lane, settlement.now).await?;
-    if let Some(cause) = effects.died
-        && let Some(subject) = find_subject(work.tx, no).await?
-    {
-        let event = subject.dead_event(cause, settlement.now);
-        effects.freed.extend(work.accept_operational_event(event, settlement.now).await?);
+    if let Some(report) = plan.report {
+        effects.freed.extend(work.report(no, report, settlement.now).await?);
     }
-    // What the receiver said about the endpoint counts, whatever became of
-    // this delivery.
-    if let (Some(update), ClaimOutcome::Attempted { attempt, .. }) = (plan.update, &settlement.outcome)
+    // Health alone is written for all settlements of the transaction together.
+    if let Some(PlannedUpdate { url_version, update }) = plan.update
         && !is_only_health(&update)
     {
-        let version = attempt.url_version;
         let (applied, claims) =
-            apply_endpoint_update(work, settlement.endpoint, version, &update, settlement.now).await?;
+            apply_endpoint_update(work, settlement.endpoint, url_version, &update, settlement.now).await?;
         effects.update = applied;
         effects.freed.extend(claims);
     }

@@ -19,7 +19,7 @@ use super::stored_function::NamedSql;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
-use crate::model::delivery::before;
+use crate::model::delivery::time_before;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::portal_theme::PortalTheme;
 use crate::model::shard::Shard;
@@ -89,7 +89,7 @@ impl UnitOfWork<'_> {
     async fn sign_in_made(&mut self, by: &Initiator, owner: Option<i64>, token: Token) -> Result<()> {
         let audited = AuditedAction::new(created_action(token.kind), &token.recorded_with(), token.id);
         let rights = token.rights.iter().map(|right| right.to_string()).collect();
-        record(self.tx, by, audit_tenant(self.tx, owner).await?, &audited.changing(rights)).await?;
+        record(self.tx, by, audit_tenant(self.tx, owner).await?, &audited.with_changed_fields(rights)).await?;
         self.after_commit(move |index| index.put_token(Arc::new(token)));
         Ok(())
     }
@@ -234,7 +234,7 @@ impl SignInStore for PostgresStore {
         let tx = self.shared.begin().await?;
         tx.execute(
             "DELETE FROM posthaste.tokens WHERE kind > 0 AND deleted_at < $1",
-            bind![millis(before(now, ENDED_KEPT))],
+            bind![millis(time_before(now, ENDED_KEPT))],
         )
         .await?;
         let sql = format!("SELECT EXISTS (SELECT FROM posthaste.tokens WHERE {over})");
@@ -275,7 +275,7 @@ impl SignInStore for PostgresStore {
                    ON CONFLICT (tenant) DO UPDATE SET theme = excluded.theme";
         tx.execute(sql, bind![no, to_json(&theme)]).await?;
         let audited = AuditedAction::new(AuditAction::TenantChanged, tenant, tenant);
-        record(&tx, by, no, &audited.changing(vec!["portal".to_owned()])).await?;
+        record(&tx, by, no, &audited.with_changed_fields(vec!["portal".to_owned()])).await?;
         tx.commit().await
     }
 
@@ -299,7 +299,7 @@ impl SignInStore for PostgresStore {
                    ON CONFLICT (tenant) DO UPDATE SET logo = excluded.logo";
         tx.execute(sql, bind![no, logo]).await?;
         let audited = AuditedAction::new(AuditAction::TenantChanged, tenant, tenant);
-        record(&tx, by, no, &audited.changing(vec!["portal_logo".to_owned()])).await?;
+        record(&tx, by, no, &audited.with_changed_fields(vec!["portal_logo".to_owned()])).await?;
         tx.commit().await?;
         Ok(was_there)
     }

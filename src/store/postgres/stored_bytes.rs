@@ -28,7 +28,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const ROUNDS_PER_WHOLE: u32 = 30;
 const DAY_MS: i64 = 86_400_000;
 
-/// What accepted events add to a tenant's usage of a day.
+/// Usage that accepted events add to a tenant's day.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AcceptedDay {
     /// Bytes that they take up.
@@ -41,7 +41,7 @@ pub struct AcceptedDay {
     pub data_bytes: i64,
 }
 
-/// What accepted events add, by tenant and day.
+/// Usage that accepted events add, by tenant and day.
 pub type UsageByDay = BTreeMap<(i64, i32), AcceptedDay>;
 
 /// Bytes by tenant and day.

@@ -22,9 +22,11 @@ use crate::store::row::{Batch, PostgresColumns};
 pub const LOOKUPS: &str = "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off \
                            SET enable_mergejoin = off";
 /// Planner settings for reads of the first rows in an index's order: no plan
-/// may collect and sort all that waits, however little the statistics expect.
+/// may collect and sort all that waits, however little the statistics expect. No
+/// process is started for it, as a plan for a huge table might.
 pub const IN_ORDER: &str = "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off \
-                            SET enable_hashjoin = off SET enable_mergejoin = off SET enable_hashagg = off";
+                            SET enable_hashjoin = off SET enable_mergejoin = off SET enable_hashagg = off \
+                            SET max_parallel_workers_per_gather = 0";
 /// Planner settings for joins of long parameter arrays with each other.
 pub const BULK: &str = "SET enable_seqscan = off SET enable_nestloop = off";
 

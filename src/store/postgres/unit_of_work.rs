@@ -18,7 +18,7 @@ use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::delivery_columns::SubjectColumns;
 use crate::store::plan::lane::LaneEffects;
-use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
+use crate::store::plan::{DeliveryReport, ENDPOINT_EVENTS_KEPT, EventSubject};
 use crate::store::row::{PostgresColumns, row};
 use crate::store::{AcceptResult, Claim, Result};
 
@@ -140,11 +140,10 @@ impl<'a> UnitOfWork<'a> {
         Ok(claims)
     }
 
-    /// Accepts the operational event that a lane waits behind this dead letter,
-    /// or no longer does.
-    pub async fn lane_event(&mut self, no: i64, is_blocked: bool, now: Timestamp) -> Result<Vec<Claim>> {
+    /// Accepts the operational event that tells this about a delivery.
+    pub async fn report(&mut self, no: i64, report: DeliveryReport, now: Timestamp) -> Result<Vec<Claim>> {
         match find_subject(self.tx, no).await? {
-            Some(subject) => self.accept_operational_event(subject.lane_event(is_blocked, now), now).await,
+            Some(subject) => self.accept_operational_event(subject.operational_event(report, now), now).await,
             None => Ok(Vec::new()),
         }
     }
@@ -153,8 +152,8 @@ impl<'a> UnitOfWork<'a> {
     /// a step, and behind which it no longer does.
     pub async fn report_lane(&mut self, effects: LaneEffects, now: Timestamp) -> Result<Vec<Claim>> {
         let mut freed = Vec::new();
-        for (no, is_blocked) in effects.reports() {
-            freed.extend(self.lane_event(no, is_blocked, now).await?);
+        for (no, report) in effects.reports() {
+            freed.extend(self.report(no, report, now).await?);
         }
         Ok(freed)
     }
@@ -216,7 +215,7 @@ row! {
 
 /// Reads what operational events say of a delivery. Returns nothing for the
 /// system tenant, about whose deliveries there are no operational events.
-pub async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
+async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
     let found = tx.query_opt(PostgresSubjectRow::SQL, bind![no]).await?;
     Ok(found.and_then(|row| PostgresSubjectRow::read(&row).subject.subject(no)))
 }

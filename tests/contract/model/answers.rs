@@ -80,6 +80,21 @@ pub struct JobStepMade {
     pub left_out: BTreeMap<LeftOut, u64>,
 }
 
+/// A past event that a backfill may give to an endpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PastEventSeen {
+    pub id: String,
+    pub is_got: bool,
+    pub is_overtaken: bool,
+}
+
+/// What a backfill saw, and what a step of it led to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct BackfillMade {
+    pub seen: Vec<PastEventSeen>,
+    pub step: JobStepMade,
+}
+
 /// Why something was not done.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Refusal {

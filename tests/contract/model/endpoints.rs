@@ -36,7 +36,7 @@ pub struct ModelEndpoint {
     pub ordering: Ordering,
     pub skips: bool,
     pub state: EndpointState,
-    pub quiet_until: Option<Timestamp>,
+    pub backpressure_until: Option<Timestamp>,
     pub url_version: u32,
     pub is_open: bool,
     pub is_deleted: bool,
@@ -46,14 +46,14 @@ pub struct ModelEndpoint {
 }
 
 impl ModelEndpoint {
-    /// One that was just created.
+    /// An endpoint that was just created.
     pub fn of(endpoint: &Endpoint) -> Self {
         Self {
             tenant: endpoint.tenant.clone(),
             ordering: endpoint.settings.ordering,
             skips: endpoint.settings.on_dead == OnDead::Skip,
             state: EndpointState::Active,
-            quiet_until: None,
+            backpressure_until: None,
             url_version: 1,
             is_open: false,
             is_deleted: false,
@@ -84,7 +84,7 @@ impl Model {
                 let (was_active, was_open) = (endpoint.state == EndpointState::Active, endpoint.is_open);
                 (endpoint.state, endpoint.is_open) = (EndpointState::Active, false);
                 if was_active {
-                    endpoint.quiet_until = None;
+                    endpoint.backpressure_until = None;
                 }
                 if !was_active {
                     self.happen(n, EndpointEventKind::Resumed, now, &mut effects);
@@ -103,7 +103,9 @@ impl Model {
                 }
             }
             // What a person opened, a person closes: the breaker stays.
-            EndpointStep::Move => (endpoint.url_version, endpoint.quiet_until) = (endpoint.url_version + 1, None),
+            EndpointStep::Move => {
+                (endpoint.url_version, endpoint.backpressure_until) = (endpoint.url_version + 1, None)
+            }
             EndpointStep::Breaker { is_open } => {
                 endpoint.is_open = is_open;
                 let what = if is_open { EndpointEventKind::BreakerOpened } else { EndpointEventKind::BreakerClosed };
@@ -137,7 +139,7 @@ impl Model {
         if endpoint.is_deleted || endpoint.url_version != url_version {
             return;
         }
-        endpoint.quiet_until = endpoint.quiet_until.max(update.quiet_until);
+        endpoint.backpressure_until = endpoint.backpressure_until.max(update.backpressure_until);
         for event in &update.endpoint_events {
             let (what, endpoint) = (event.kind(), &mut self.endpoints[n]);
             match what {

@@ -11,9 +11,14 @@ use super::Model;
 /// Everything that is kept, a line for each thing.
 pub type Snapshot = BTreeMap<String, String>;
 
-/// An endpoint.
-pub fn endpoint_line(state: EndpointState, quiet_until: Option<Timestamp>, skips: bool, is_open: bool) -> String {
-    format!("{state:?}, quiet until {quiet_until:?}, skips {skips}, breaker open {is_open}")
+/// The line of an endpoint.
+pub fn endpoint_line(
+    state: EndpointState,
+    backpressure_until: Option<Timestamp>,
+    skips: bool,
+    is_open: bool,
+) -> String {
+    format!("{state:?}, quiet until {backpressure_until:?}, skips {skips}, breaker open {is_open}")
 }
 
 /// A delivery, with as many recorded attempts.
@@ -21,7 +26,7 @@ pub fn delivery_line(delivery: &Delivery, recorded: usize) -> String {
     let Delivery { state, cause, due_at, is_urgent, progress, finished_at, expires_at, .. } = delivery;
     let wait = (*state == DeliveryState::Waiting).then_some((due_at, delivery.is_behind, is_urgent));
     let place = (&delivery.lane, delivery.seq);
-    let counts = (progress.attempts, progress.used(), recorded, delivery.internal_errors);
+    let counts = (progress.attempts, progress.used_attempts(), recorded, delivery.internal_errors);
     format!(
         "{state:?} {cause:?}, waits {wait:?}, attempts {counts:?}, place {place:?}, began {:?}, finished {finished_at:?}, expires {expires_at:?}",
         progress.begun_at
@@ -72,7 +77,7 @@ impl Model {
             lines.insert(format!("oldest due {n}"), format!("{:?}", free.map(|(_, delivery)| delivery.due_at).min()));
             lines.insert(
                 format!("endpoint {n}"),
-                endpoint_line(endpoint.state, endpoint.quiet_until, endpoint.skips, endpoint.is_open),
+                endpoint_line(endpoint.state, endpoint.backpressure_until, endpoint.skips, endpoint.is_open),
             );
             lines.insert(format!("happened {n}"), format!("{:?}", endpoint.happened));
         }

@@ -154,7 +154,7 @@ async fn a_disk_at_its_reserve_is_told_and_what_is_open_is_finished() {
     report.finish();
 }
 
-/// Whoever has stored the most is refused first, and the others never feel it.
+/// The tenant that has stored the most is refused first; no other is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_that_fills_the_disk_is_refused_before_the_others() {
     let disk = SmallDisk::new();

@@ -1,5 +1,6 @@
-//! Producers with an outbox and a receiver with an inbox, while everything fails:
-//! both of them, the gateway, the relays, the producer's database, its connections.
+//! Producers with an outbox and a receiver with an inbox, on SQLite and on PostgreSQL,
+//! while everything fails: both of them, the gateway, the relays, the producer's database, the connections
+//! of a relay and of the receiver; and while the gateway takes no more events.
 //!
 //! Producer and receiver are processes. After each round all is quiet, and what was
 //! committed, accepted and applied in it is compared, so that the time a run takes
@@ -7,7 +8,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::nodes::EXCLUSIVE;
-use crate::outbox_processes::{ChildProcess, Effect, create_effects, effects_after};
+use crate::outbox_processes::{ChildProcess, Effect, EffectDatabase};
 use crate::report::Report;
 use crate::run::Run;
 use crate::servers::guard::free_port;
@@ -30,7 +30,10 @@ const ROUND: Duration = Duration::from_secs(30);
 /// Everything that can fail, and what is known of the rounds before.
 struct OutboxWorld {
     server: Server,
+    /// Network between a relay and the producer's database.
     proxy: Proxy,
+    /// Network between the gateway and the receiver.
+    receiver_proxy: Proxy,
     producer: Producer,
     gateway: Option<Gateway>,
     /// Relays beside the gateway's own: one behind the proxy, one not.
@@ -40,7 +43,8 @@ struct OutboxWorld {
     receiver: Option<ChildProcess>,
     receiver_address: SocketAddr,
     receiver_secret: String,
-    folder: tempfile::TempDir,
+    effects: EffectDatabase,
+    _folder: tempfile::TempDir,
     /// Newest event of the rounds before.
     newest_event: Option<String>,
     /// Last row of the effects of the rounds before.
@@ -57,20 +61,34 @@ struct Totals {
 }
 
 impl OutboxWorld {
-    /// Starts everything but the producer's process.
-    async fn start() -> Self {
+    /// Starts everything but the producer's process. An inbox on PostgreSQL is beside
+    /// the producer's outbox, so that it is restarted with it.
+    async fn start(is_inbox_on_postgres: bool) -> Self {
         let server = Server::start(&[]).await;
+        let folder = tempfile::tempdir().unwrap();
+        let effects = if is_inbox_on_postgres {
+            EffectDatabase::Postgres(server.database().await)
+        } else {
+            EffectDatabase::Sqlite(folder.path().join("effects.db"))
+        };
+        effects.create_effects().await;
         let proxy = Proxy::start(server.address()).await;
         let producer = Producer::on(&server).await;
         create_table_of_sent(&producer).await;
         let gateway = Gateway::start_with(Options::flags(&["--outbox", producer.url()])).await;
         let receiver_address: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()).into();
+        let receiver_proxy = Proxy::start(receiver_address).await;
         let retry = json!({"schedule": ["100ms"], "jitter": "none", "max_attempts": 1_000});
-        let endpoint = json!({"url": format!("http://{receiver_address}/hook"), "max_in_flight": 16, "retry": retry});
+        let url = format!("http://{}/hook", receiver_proxy.address);
+        // A request that is never answered holds its key no longer than a moment.
+        let timeout = json!({"connect": "1s", "total": "2s"});
+        let breaker = json!({"cooldown": "300ms", "cooldown_max": "2s"});
+        let endpoint = json!({"url": url, "max_in_flight": 16, "retry": retry, "timeout": timeout, "breaker": breaker});
         let endpoint = gateway.create_endpoint(endpoint).await;
         let mut world = Self {
             server,
             proxy,
+            receiver_proxy,
             producer,
             gateway: Some(gateway),
             relays: Vec::new(),
@@ -78,11 +96,11 @@ impl OutboxWorld {
             receiver: None,
             receiver_address,
             receiver_secret: endpoint["secret"].as_str().unwrap().to_owned(),
-            folder: tempfile::tempdir().unwrap(),
+            effects,
+            _folder: folder,
             newest_event: None,
             last_effect: 0,
         };
-        create_effects(&world.effects());
         world.receiver = Some(world.new_receiver());
         world.relays = (0..2).map(|n| world.new_relay(n)).collect();
         world
@@ -92,13 +110,8 @@ impl OutboxWorld {
         self.gateway.as_ref().unwrap()
     }
 
-    /// Returns the database of the receiver.
-    fn effects(&self) -> PathBuf {
-        self.folder.path().join("effects.db")
-    }
-
     fn new_receiver(&self) -> ChildProcess {
-        ChildProcess::receiver(&self.effects(), self.receiver_address, &self.receiver_secret)
+        ChildProcess::receiver(&self.effects, self.receiver_address, &self.receiver_secret)
     }
 
     fn new_relay(&self, n: usize) -> RelayChild {
@@ -110,7 +123,7 @@ impl OutboxWorld {
     /// Injects one fault; returns its name.
     async fn fault(&mut self, run: &mut Run) -> &'static str {
         let lasts = Duration::from_millis(run.rng.random_range(50..1_500));
-        match run.rng.random_range(0..10) {
+        match run.rng.random_range(0..14) {
             0 | 1 => {
                 // It dies wherever it is: before, in and after its commits.
                 self.writer.take().unwrap().kill().await;
@@ -146,12 +159,18 @@ impl OutboxWorld {
                 "freeze"
             }
             8 => {
-                let states =
-                    [NetworkState::Silent, NetworkState::AnswersLost, NetworkState::RequestsLost, NetworkState::Reset];
-                self.proxy.set(states[run.rng.random_range(0..states.len())]);
-                tokio::time::sleep(lasts).await;
-                self.proxy.set(NetworkState::Working);
+                break_network(&self.proxy, run, lasts).await;
                 "network of a relay broken"
+            }
+            9 | 10 => {
+                break_network(&self.receiver_proxy, run, lasts).await;
+                "network of the receiver broken"
+            }
+            11 | 12 => {
+                self.limit(json!({"per_second": 1, "burst": 1})).await;
+                tokio::time::sleep(lasts).await;
+                self.limit(Value::Null).await;
+                "gateway full"
             }
             _ => {
                 tokio::time::sleep(lasts).await;
@@ -160,11 +179,18 @@ impl OutboxWorld {
         }
     }
 
-    /// Freezes the gateway or a relay.
+    /// Sets how many events of the tenant the gateway takes.
+    async fn limit(&self, ingest: Value) {
+        self.gateway().client.patch_json("/v1/tenants/default", &json!({"ingest": ingest})).await.expect(200);
+    }
+
+    /// Freezes the gateway, a relay or the receiver.
     async fn freeze(&self, run: &mut Run, lasts: Duration) {
-        let is_gateway: bool = run.rng.random();
-        let relay = self.relays[run.rng.random_range(0..2)].process.id().unwrap();
-        let frozen = if is_gateway { self.gateway().process_id() } else { relay };
+        let frozen = match run.rng.random_range(0..3) {
+            0 => self.gateway().process_id(),
+            1 => self.relays[run.rng.random_range(0..2)].process.id().unwrap(),
+            _ => self.receiver.as_ref().unwrap().id(),
+        };
         let frozen = Pid::from_raw(frozen as i32).unwrap();
         kill_process(frozen, Signal::STOP).unwrap();
         tokio::time::sleep(lasts).await;
@@ -183,7 +209,7 @@ impl OutboxWorld {
         self.newest_event = accepted.first().cloned().or(self.newest_event.take());
         let accepted = sorted(accepted);
         self.wait_for_effects(accepted.len()).await;
-        let (effects, last) = effects_after(&self.effects(), self.last_effect);
+        let (effects, last) = self.effects.effects_after(self.last_effect).await;
         self.last_effect = last;
         let wrong = first_out_of_order(&effects);
         report.expect(wrong.is_none(), || wrong.clone().unwrap_or_default());
@@ -204,11 +230,11 @@ impl OutboxWorld {
     /// Waits until this many effects of the round are there, or nothing comes
     /// any more, and then until the gateway has nothing left to send.
     async fn wait_for_effects(&self, count: usize) {
-        let found = || effects_after(&self.effects(), self.last_effect).0.len();
-        let (mut known, mut since) = (found(), Instant::now());
+        let found = async || self.effects.effects_after(self.last_effect).await.0.len();
+        let (mut known, mut since) = (found().await, Instant::now());
         while known < count && since.elapsed() < PATIENCE {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let now = found();
+            let now = found().await;
             if now > known {
                 (known, since) = (now, Instant::now());
             }
@@ -227,6 +253,14 @@ impl OutboxWorld {
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1_024
     }
+}
+
+/// Breaks a network in one of the ways there are, for this time.
+async fn break_network(proxy: &Proxy, run: &mut Run, lasts: Duration) {
+    let states = [NetworkState::Silent, NetworkState::AnswersLost, NetworkState::RequestsLost, NetworkState::Reset];
+    proxy.set(states[run.rng.random_range(0..states.len())]);
+    tokio::time::sleep(lasts).await;
+    proxy.set(NetworkState::Working);
 }
 
 /// Returns the ids of the events that were accepted after this one, newest first.
@@ -263,10 +297,19 @@ fn first_out_of_order(effects: &[Effect]) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_committed_row_is_one_event_and_one_effect_in_order() {
-    let mut run = Run::of("outbox");
+    compare_rounds(Run::of("outbox"), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_committed_row_is_one_effect_in_order_on_postgres_too() {
+    compare_rounds(Run::of("outbox, inbox on PostgreSQL"), true).await;
+}
+
+/// Injects faults, round after round, and compares after each.
+async fn compare_rounds(mut run: Run, is_inbox_on_postgres: bool) {
     let mut report = Report::of(&run);
     let _turn = EXCLUSIVE.lock().await;
-    let mut world = OutboxWorld::start().await;
+    let mut world = OutboxWorld::start(is_inbox_on_postgres).await;
     let mut totals = Totals::default();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     while run.goes_on() {

@@ -55,7 +55,7 @@ impl NameServer {
         let serving = tokio::spawn(async move {
             let mut buffer = [0; 1_500];
             while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
-                let Some(question) = Question::read(&buffer[..length]) else { continue };
+                let Some(question) = DnsQuestion::read(&buffer[..length]) else { continue };
                 asked_names.lock().unwrap().push(question.name.clone());
                 let answer = (chosen.lock().unwrap())(&question.name);
                 if let Some(answer) = question.answer(&answer) {
@@ -81,7 +81,7 @@ const A: u16 = 1;
 const CNAME: u16 = 5;
 const AAAA: u16 = 28;
 
-struct Question {
+struct DnsQuestion {
     id: [u8; 2],
     name: String,
     kind: u16,
@@ -89,7 +89,7 @@ struct Question {
     bytes: Vec<u8>,
 }
 
-impl Question {
+impl DnsQuestion {
     fn read(message: &[u8]) -> Option<Self> {
         let (mut at, mut labels) = (12, Vec::new());
         loop {

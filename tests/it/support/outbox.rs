@@ -126,8 +126,13 @@ pub struct RelayChild {
 impl RelayChild {
     /// Starts a relay from a database to a gateway.
     pub fn start(url: &str, gateway: &Gateway, flags: &[&str]) -> Self {
+        Self::start_to(&format!("http://{}", gateway.address), url, gateway, flags)
+    }
+
+    /// Starts a relay from a database to a gateway at this address.
+    pub fn start_to(server: &str, url: &str, gateway: &Gateway, flags: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
-        command.args(["outbox", "relay", "--server", &format!("http://{}", gateway.address)]);
+        command.args(["outbox", "relay", "--server", server]);
         command.args(["--token", gateway.token()]).args(flags).env("POSTHASTE_OUTBOX", url);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().unwrap();

@@ -65,6 +65,7 @@ impl PageClient {
             ("cookie", self.cookie.as_str()),
             ("origin", self.origin.as_str()),
             ("sec-fetch-site", "same-origin"),
+            ("accept", "text/html"),
             ("content-type", "application/x-www-form-urlencoded"),
         ];
         let headers = [&own, more].concat();

@@ -38,7 +38,7 @@ impl ReceivedMail {
 pub enum SmtpFault {
     /// Answers with this line.
     Reply(&'static str),
-    /// Never answers.
+    /// Leaves the client without an answer.
     Hang,
     /// Closes the connection.
     Close,

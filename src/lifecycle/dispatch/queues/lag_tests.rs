@@ -33,7 +33,7 @@ fn open() -> EndpointGate {
         state: EndpointState::Active,
         cap: 2,
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
-        quiet_until: None,
+        backpressure_until: None,
         breaker: BreakerSettings::default(),
         health: EndpointHealth::default(),
         created_at: at(-1_000),
@@ -126,7 +126,7 @@ fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
     let cases = [
         (EndpointGate { state: EndpointState::Paused, ..open() }, held(BlockedMs { pause: 50_000, ..none })),
         (EndpointGate { state: EndpointState::Disabled, ..open() }, held(BlockedMs { disabled: 50_000, ..none })),
-        (EndpointGate { quiet_until: Some(at(60)), ..open() }, held(BlockedMs { backpressure: 50_000, ..none })),
+        (EndpointGate { backpressure_until: Some(at(60)), ..open() }, held(BlockedMs { backpressure: 50_000, ..none })),
         (EndpointGate { health: opened, ..open() }, held(BlockedMs { breaker: 50_000, ..none })),
     ];
     for (gate, expected) in cases {
@@ -139,6 +139,32 @@ fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
         assert_eq!(lag(&queues, at(63)).held_ms, none, "{gate:?}");
         assert!((2_000..=3_000).contains(&lag(&queues, at(63)).lag_ms), "{:?}", lag(&queues, at(63)));
     }
+}
+
+#[test]
+fn a_pause_holds_nothing_once_the_last_that_waited_is_changed() {
+    let (mut queues, a) = (node(), endpoint(1));
+    let paused = || EndpointGate { state: EndpointState::Paused, ..open() };
+    let held = |queues: &EndpointQueues| lag(queues, at(50)).held_ms.pause;
+    for n in [1, 2] {
+        queues.admit(claim(a, n, at(0)), Timestamp::MAX, at(0), || Some(paused()));
+    }
+    assert_eq!((held(&queues), queues.poll_due(at(50)).len()), (50_000, 0), "nothing is read for its own sake");
+    queues.changed(a, claim(a, 1, at(0)).id, None, at(50), || unreachable!("it is known"));
+    assert_eq!(queues.poll_due(at(50)).len(), 1, "the store knows what is left");
+    queues.read_done(a, page(vec![claim(a, 2, at(0))], None), at(50), at(51));
+    assert_eq!((held(&queues), queues.poll_due(at(50)).len()), (50_000, 0));
+    // It is changed while the store is read, and that may still find it.
+    queues.changed(a, claim(a, 3, at(0)).id, None, at(50), || unreachable!("it is known"));
+    assert_eq!(queues.poll_due(at(50)).len(), 1);
+    queues.changed(a, claim(a, 2, at(0)).id, None, at(50), || unreachable!("it is known"));
+    queues.read_done(a, page(vec![claim(a, 2, at(0))], None), at(50), at(51));
+    assert_eq!(queues.poll_due(at(50)).len(), 1);
+    queues.read_done(a, None, at(50), at(51));
+    assert_eq!((held(&queues), queues.poll_due(at(51)).len()), (50_000, 1), "it could not be read");
+    queues.read_done(a, page(vec![], None), at(51), at(52));
+    assert_eq!(held(&queues), 0);
+    assert!(queues.take_next(at(51), None, || 1).is_none());
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use jiff::Timestamp;
 
-use super::{EndpointQueues, cost};
+use super::{EndpointQueues, READY_BYTES_MAX, cost};
 use crate::model::id::EndpointId;
 use crate::store::{DuePage, DueQuery};
 
 /// Most bytes of data that one read brings in.
-const READ_BYTES_MAX: usize = 1_024 * 1_024;
+pub(super) const READ_BYTES_MAX: usize = 1_024 * 1_024;
 
 impl EndpointQueues {
     /// Reschedules the endpoints whose time has come; returns the reads of the
@@ -17,7 +17,7 @@ impl EndpointQueues {
         if self.is_stopped {
             return queries;
         }
-        self.scheduler.wake(now);
+        self.scheduler.wake_ready_tenants(now);
         while let Some(&(at, endpoint)) = self.wakes.first()
             && at <= now
         {
@@ -57,9 +57,12 @@ impl EndpointQueues {
     pub fn read_done(&mut self, endpoint: EndpointId, page: Option<DuePage>, now: Timestamp, again_at: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
+        queue.is_stored_due_unsure |= page.is_none();
         let changed = std::mem::take(&mut queue.changed_during_read);
-        if page.is_some() {
+        if let Some(page) = &page {
             queue.reading_due = None;
+            let has_more = page.next_due.is_some_and(|due_at| due_at <= now) && !queue.is_backing_off(now);
+            queue.is_draining = has_more && queue.is_page_short_lived && self.ready_bytes < READY_BYTES_MAX;
         }
         let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
         let page = page.unwrap_or_else(failed);

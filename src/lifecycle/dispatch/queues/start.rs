@@ -87,12 +87,12 @@ impl EndpointQueues {
                 self.ready_bytes -= cost(claim);
                 self.flight_bytes += cost(claim);
                 self.slots_free -= 1;
-                self.cpu_throttle.started();
+                self.cpu_throttle.count_start();
                 let tenant = queue.gate.tenant.clone();
-                let own_lag = if self.is_overloaded { queue.own_lag(claim, now) } else { Duration::ZERO };
-                self.scheduler.started(&tenant, now);
+                let own_lag = if self.is_short_of_cpu { queue.own_lag(claim, now) } else { Duration::ZERO };
+                self.scheduler.record_start(&tenant, now);
                 if !own_lag.is_zero() {
-                    self.pacing(&tenant, now).started(own_lag, now);
+                    self.pacing(&tenant, now).record_start(own_lag, now);
                 }
             }
             // All ready claims were parked behind busy lanes.

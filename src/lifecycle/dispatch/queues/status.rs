@@ -42,7 +42,7 @@ impl EndpointQueues {
         };
         let own = queue.own_capacity(now);
         let own_rate = if let Capacity::Rate(until) = own { Some(until) } else { None };
-        let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
+        let tenants = self.scheduler.rate_ready_at(&queue.gate.tenant, now);
         match own_rate.max(tenants) {
             Some(until) => Capacity::Rate(until),
             None if own == Capacity::Slot || !self.has_room() || !queue.ready.is_empty() => Capacity::Slot,

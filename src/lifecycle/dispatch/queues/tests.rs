@@ -34,7 +34,7 @@ fn open() -> EndpointGate {
         state: EndpointState::Active,
         cap: 2,
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
-        quiet_until: None,
+        backpressure_until: None,
         breaker: BreakerSettings::default(),
         health: EndpointHealth::default(),
         created_at: CREATED_AT,
@@ -123,7 +123,7 @@ impl Node {
 fn answer(verdict: Verdict, started_at: Timestamp) -> AttemptResult {
     let breaker_input =
         BreakerInput { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
-    AttemptResult { breaker_input, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
+    AttemptResult { breaker_input, is_answer: true, backpressure_until: None, disables: None, draw: 0.0 }
 }
 
 fn endpoint(n: u128) -> EndpointId {
@@ -201,6 +201,40 @@ fn what_does_not_fit_in_memory_is_read_from_the_store_later() {
     queues.read_done(a, page(rest, None), at(0), at(1));
     assert!(queues.take_next().is_some());
     assert!(queues.take_reads(at(0)).is_empty());
+}
+
+#[test]
+fn pages_are_large_and_read_early_while_what_is_due_starts_as_fast_as_it_is_read() {
+    let (mut queues, a) = (node(10_000), endpoint(1));
+    queues.stored(a, at(0), EndpointGate { cap: 64, ..open() });
+    let mut sizes = Vec::new();
+    let mut read = |queues: &mut Node, millis: i64| {
+        let Some(query) = queues.take_reads(at_ms(millis)).pop() else { return };
+        let first = 1_000 * millis as u128;
+        let claims = (0..query.limit as u128).map(|n| claim(a, first + n, None)).collect();
+        sizes.push(query.limit);
+        queues.read_done(a, page(claims, Some(at(0))), at_ms(millis), at(9));
+    };
+    let start = |queues: &mut Node, count: usize| {
+        for _ in 0..count {
+            let claim = queues.take_next().unwrap();
+            queues.answered(a);
+            queues.settled(&claim, None);
+        }
+    };
+    read(&mut queues, 10_000);
+    start(&mut queues, 128);
+    read(&mut queues, 10_100);
+    start(&mut queues, 128);
+    read(&mut queues, 10_200);
+    start(&mut queues, 257);
+    read(&mut queues, 10_300);
+    // The receiver became slow.
+    start(&mut queues, 767);
+    read(&mut queues, 12_000);
+    start(&mut queues, 512);
+    read(&mut queues, 14_000);
+    assert_eq!(sizes, [128, 128, 512, 512, 512, 128]);
 }
 
 #[test]
@@ -305,7 +339,7 @@ fn slots_bound_everything_in_flight() {
 }
 
 fn quiet() -> EndpointGate {
-    EndpointGate { quiet_until: Some(at(100)), ..open() }
+    EndpointGate { backpressure_until: Some(at(100)), ..open() }
 }
 
 fn urgent(of: EndpointId, n: u128) -> Claim {
@@ -316,7 +350,7 @@ fn urgent(of: EndpointId, n: u128) -> Claim {
 fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
     let (mut queues, a) = (node(100), endpoint(1));
     queues.admit(claim(a, 1, None), open(), at(0));
-    let asked = AttemptResult { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    let asked = AttemptResult { backpressure_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
     queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     queues.admit(claim(a, 2, None), quiet(), at(1));
     assert!(queues.take_next().is_none());
@@ -359,7 +393,7 @@ fn what_a_receiver_asked_for_is_in_force_at_once_and_spares_the_urgent() {
     }
     queues.admit(urgent(a, 9), open(), at(0));
     let first = queues.take_next().unwrap();
-    let asked = AttemptResult { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    let asked = AttemptResult { backpressure_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
     queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     // An update of the gate that does not know of the break yet does not undo it.
     queues.update_gate(a, open(), at(0));
@@ -672,4 +706,30 @@ fn an_endpoint_gained_with_little_due_or_long_ago_is_not_ramped() {
     assert_eq!(queues.health(a).unwrap().breaker(at(100)), BreakerState::Closed);
     queues.due_at_gain(a, 1_000, at(100));
     assert_eq!(queues.health(a).unwrap().breaker(at(100)), BreakerState::Closed, "not its first page");
+}
+
+#[test]
+fn accepts_are_held_as_long_as_the_node_that_is_furthest_behind_asks() {
+    let (tenant, other) = ("default".parse().unwrap(), "other".parse().unwrap());
+    let mut node = node(1);
+    assert_eq!(node.accept_delay(&tenant, at(0)), Duration::ZERO);
+    node.delay_accepts(HashMap::from([(tenant.clone(), Duration::from_millis(40))]));
+    assert_eq!(node.accept_delay(&tenant, at(0)), Duration::from_millis(40));
+    assert_eq!(node.accept_delay(&other, at(0)), Duration::ZERO, "its deliveries are not late");
+    assert_eq!(node.accept_delays(at(0)), [], "what others ask for is not passed on");
+    node.delay_accepts(HashMap::new());
+    assert_eq!(node.accept_delay(&tenant, at(0)), Duration::ZERO);
+}
+
+#[test]
+fn what_other_nodes_accept_counts_as_accepted_where_it_is_late() {
+    let tenant: TenantId = "default".parse().unwrap();
+    let mut node = node(1);
+    for tenths in 1..20 {
+        let now = at_ms(tenths * 100);
+        node.accepted_elsewhere(&tenant, 1_000, now);
+        node.pacing(&tenant, now).record_start(Duration::from_secs(2), now);
+    }
+    let delays = node.accept_delays(at_ms(2_000));
+    assert!(matches!(&delays[..], [(held, delay)] if *held == tenant && !delay.is_zero()), "{delays:?}");
 }

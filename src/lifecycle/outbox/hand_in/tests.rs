@@ -13,8 +13,12 @@ struct ScriptedSink {
     bad: Vec<i64>,
     /// Most events of a request before it has too many deliveries.
     fanout_max: Option<usize>,
+    /// Events that the tenant has room for, and the answer when there is none.
+    room: Option<(usize, SinkResponse)>,
     /// Whether there is no such tenant.
     is_tenant_missing: bool,
+    /// Most bytes of a request before a proxy refuses it.
+    proxy_bytes_max: Option<usize>,
     /// Answer to every request after this many.
     busy_after: Option<(usize, SinkResponse)>,
     accepted: Mutex<Vec<i64>>,
@@ -26,6 +30,11 @@ fn problem(status: u16, code: &str, errors: &[Value]) -> SinkResponse {
     SinkResponse { status, retry_after: None, body: body.into() }
 }
 
+fn missing_tenant() -> SinkResponse {
+    let body = json!({"status": 404, "code": "not_found", "detail": "there is no tenant t", "missing": "tenant"});
+    SinkResponse { status: 404, retry_after: None, body: body.to_string().into() }
+}
+
 #[async_trait]
 impl EventSink for ScriptedSink {
     async fn post(&self, _: &TenantId, route: EventRoute, body: Bytes) -> Result<SinkResponse, String> {
@@ -34,7 +43,10 @@ impl EventSink for ScriptedSink {
             return Ok(answer.clone());
         }
         if self.is_tenant_missing {
-            return Ok(problem(404, "not_found", &[]));
+            return Ok(missing_tenant());
+        }
+        if self.proxy_bytes_max.is_some_and(|most| body.len() > most) {
+            return Ok(SinkResponse { status: 413, body: "<html>".into(), retry_after: None });
         }
         let body: Value = serde_json::from_slice(&body).unwrap();
         let events = if route == EventRoute::One { vec![body] } else { body.as_array().unwrap().clone() };
@@ -53,7 +65,11 @@ impl EventSink for ScriptedSink {
         if !errors.is_empty() {
             return Ok(problem(422, "invalid_field", &errors));
         }
-        self.accepted.lock().extend(ids);
+        let mut accepted = self.accepted.lock();
+        if let Some((_, answer)) = self.room.as_ref().filter(|(room, _)| accepted.len() + ids.len() > *room) {
+            return Ok(answer.clone());
+        }
+        accepted.extend(ids);
         Ok(SinkResponse { status: 202, ..SinkResponse::default() })
     }
 }
@@ -69,6 +85,7 @@ fn row(id: i64, key: Option<&str>) -> OutboxRow {
         timestamp: "2026-11-15T08:00:00.000000Z".into(),
         expires_at: None,
         data: Some("1".into()),
+        fault: None,
     }
 }
 
@@ -124,9 +141,23 @@ async fn a_full_gateway_refuses_no_row() {
 }
 
 #[tokio::test]
+async fn the_rows_that_there_is_room_for_go_in_order_and_the_next_one_pauses_the_tenant() {
+    for (status, code) in [(429, "backlog_full"), (507, "quota_full")] {
+        let sink = ScriptedSink { room: Some((100, problem(status, code, &[]))), ..ScriptedSink::default() };
+        let result = handed_in(&sink, (1..=101).map(|id| row(id, Some("k"))).collect()).await;
+        assert_eq!(result.accepted, (1..=100).collect::<Vec<_>>());
+        assert_eq!((*sink.accepted.lock()).clone(), result.accepted, "in order");
+        let pause = result.pause.expect("row 101 waits");
+        assert!(pause.code == code && pause.is_of_tenant && result.refused.is_empty(), "{pause:?}");
+        assert!(*sink.requests.lock() < 20, "{} requests", sink.requests.lock());
+    }
+}
+
+#[tokio::test]
 async fn only_codes_that_are_known_to_be_final_refuse_a_row() {
     for (status, code, is_final) in [
-        (404, "not_found", true),
+        // Without `missing`, it is the route.
+        (404, "not_found", false),
         (409, "id_conflict", true),
         (413, "payload_too_large", true),
         (401, "unauthenticated", false),
@@ -138,6 +169,9 @@ async fn only_codes_that_are_known_to_be_final_refuse_a_row() {
         let answer = judge(&problem(status, code, &[]));
         assert_eq!(matches!(answer, HandInAnswer::Refused { .. }), is_final, "{code}");
     }
+    assert!(matches!(judge(&missing_tenant()), HandInAnswer::Refused { .. }));
+    let HandInAnswer::Later(pause) = judge(&problem(404, "not_found", &[])) else { panic!("no row is at fault") };
+    assert!(!pause.is_of_tenant && pause.reason.contains("check the path of --server"), "{pause:?}");
     let strange = SinkResponse { status: 404, body: "<html>".into(), retry_after: None };
     assert!(matches!(judge(&strange), HandInAnswer::Later(_)), "another server answers");
 }
@@ -156,6 +190,18 @@ async fn the_rows_of_an_unknown_tenant_are_refused_with_one_request() {
     let result = handed_in(&sink, (1..=700).map(|id| row(id, None)).collect()).await;
     assert_eq!((result.refused.len(), *sink.requests.lock()), (700, 1));
     assert!(result.refused.iter().all(|row| row.code == "not_found"));
+}
+
+#[tokio::test]
+async fn what_is_too_large_for_a_proxy_goes_in_smaller_batches_and_alone_it_is_refused() {
+    let sink = ScriptedSink { proxy_bytes_max: Some(1_000), ..ScriptedSink::default() };
+    let large = OutboxRow { data: Some(format!("\"{}\"", "x".repeat(2_000))), ..row(8, Some("k")) };
+    let rows = (1..=7).map(|id| row(id, Some("k"))).chain([large, row(9, Some("k")), row(10, None)]).collect();
+    let result = handed_in(&sink, rows).await;
+    assert_eq!(result.accepted, [1, 2, 3, 4, 5, 6, 7, 10], "row 9 stays behind row 8");
+    let refused: Vec<(i64, &str)> = result.refused.iter().map(|row| (row.id, row.code.as_str())).collect();
+    assert_eq!((refused, result.pause), (vec![(8, "payload_too_large")], None));
+    assert!(result.refused[0].reason.contains("before the gateway"), "{}", result.refused[0].reason);
 }
 
 #[tokio::test]

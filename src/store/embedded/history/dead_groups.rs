@@ -20,7 +20,7 @@ const GROUPS: &str = joined!(
                     CASE WHEN :by_day THEN y.day END AS by_day
              FROM dead_letter_counts y JOIN tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
              WHERE {tenant} AND (:endpoint IS NULL OR y.endpoint = :endpoint) AND (:cause IS NULL OR y.cause = :cause)
-               AND (:answer IS NULL OR y.answer = :answer) AND y.day BETWEEN :first_day AND :last_day
+               AND (:answer IS NULL OR y.answer = :answer OR y.answer LIKE :class) AND y.day BETWEEN :first_day AND :last_day
          ), spans AS (
              SELECT *, min(day) OVER same AS first_day, max(day) OVER same AS last_day FROM net
              WINDOW same AS (PARTITION BY by_tenant, by_endpoint, by_cause, by_answer, by_day)
@@ -56,6 +56,7 @@ pub fn groups(
     let by = ask.by.clone().unwrap_or_default();
     let [by_tenant, by_endpoint, by_cause, by_answer, by_day] = by.flags();
     let (first, last) = ask.days();
+    let (answer, class) = ask.answer_and_class();
     let sql = GROUPS.replace("{tenant}", if tenant.is_some() { "y.tenant = :tenant" } else { ":tenant IS :tenant" });
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map(
@@ -63,7 +64,8 @@ pub fn groups(
             ":tenant": tenant_no,
             ":endpoint": endpoint_no,
             ":cause": ask.cause.map(cause_code),
-            ":answer": ask.answer,
+            ":answer": answer,
+            ":class": class,
             ":first_day": first,
             ":last_day": last,
             ":by_tenant": by_tenant,

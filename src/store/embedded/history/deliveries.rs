@@ -95,7 +95,7 @@ pub fn list(
     let Some((tenant_no, endpoint_no)) = numbers_of_any(db, tenant, ask.endpoint)? else {
         return Ok(page);
     };
-    let below = walk::below_until(db, "deliveries", "created_at", ask.until, cursor)?;
+    let below = walk::number_bound_of_time(db, "deliveries", "created_at", ask.until, cursor)?;
     let sql = if tenant.is_some() { delivery_list_sql(ask) } else { all_deliveries_sql(ask) };
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;

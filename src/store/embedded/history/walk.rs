@@ -9,7 +9,7 @@ use crate::store::embedded::rows::millis;
 /// Returns the number below which the rows before `until` lie. Rows are numbered
 /// in commit order, which is nearly the order of their times, so a few lookups
 /// find it.
-pub fn below_until(
+pub fn number_bound_of_time(
     db: &Connection,
     table: &str,
     column: &str,

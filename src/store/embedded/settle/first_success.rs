@@ -4,38 +4,57 @@
 //! says what the row must be like for that; any other row is left as it is, and
 //! settled by a plan like all others. What this writes is what the plan would.
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, Params, params};
 
-use super::insert_attempt;
+use super::{free, insert_attempt};
 use crate::model::next_state::NextState;
 use crate::store::codes::created_at_of;
+use crate::store::embedded::lane::pass_delivered;
 use crate::store::embedded::rows::{delivery_no, millis};
 use crate::store::embedded::writer::WriteTransaction;
+use crate::store::plan::lane::{LaneEffects, LaneMember};
 use crate::store::progress_columns::ProgressColumns;
-use crate::store::{ClaimOutcome, Settlement};
+use crate::store::{ClaimOutcome, SettleEffects, Settlement};
 
-/// Nothing has happened to the delivery since it was accepted, and it has neither a
-/// lane nor a time at which its expiry is checked.
-const SQL: &str = "UPDATE deliveries SET state = 1, finished_at = ?, attempts = 1, age_from = ?, held_before = ?,
-    not_found = ?, no_such_name = ?, forbidden_target = ?, first_attempt_at = ?
-    WHERE no = ? AND created_at = ? AND endpoint = ? AND state = 0 AND attempts = 0 AND attempts_before = 0
-        AND replayed_at IS NULL AND cause IS NULL AND first_attempt_at IS NULL AND lane IS NULL
-        AND expiry_check_at IS NULL AND urgent = 0";
+/// Nothing has happened to the delivery since it was accepted, and it has no time at
+/// which its expiry is checked.
+macro_rules! first_success {
+    ($set:literal, $and:literal) => {
+        concat!(
+            "UPDATE deliveries SET state = 1, finished_at = ?, attempts = 1, age_from = ?, held_before = ?,
+             not_found = ?, no_such_name = ?, forbidden_target = ?, first_attempt_at = ?",
+            $set,
+            " WHERE no = ? AND created_at = ? AND endpoint = ? AND state = 0 AND attempts = 0 AND attempts_before = 0
+             AND replayed_at IS NULL AND cause IS NULL AND first_attempt_at IS NULL
+             AND expiry_check_at IS NULL AND urgent = 0 AND ",
+            $and
+        )
+    };
+}
+
+/// The delivery is in no lane.
+const WITHOUT_LANE: &str = first_success!("", "lane IS NULL");
+
+/// The delivery is the head of a lane.
+const IN_LANE: &str = first_success!(", passed = 1", "lane IS NOT NULL AND passed = 0 AND behind = 0 RETURNING lane");
 
 /// Writes the outcome of a claim if it is the success of a first attempt. Returns
-/// whether it was written.
-pub fn write(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -> rusqlite::Result<bool> {
+/// its effects if it was written.
+pub fn write(
+    transaction: &mut WriteTransaction<'_>,
+    settlement: &Settlement,
+) -> rusqlite::Result<Option<SettleEffects>> {
     let ClaimOutcome::Attempted { attempt, next: NextState::Delivered, progress, update, .. } = &settlement.outcome
     else {
-        return Ok(false);
+        return Ok(None);
     };
     let (no, created_at) = (delivery_no(settlement.id), created_at_of(settlement.id));
     let is_first = attempt.number == 1 && progress.attempts == 1 && progress.attempts_before == 0;
     let is_budget = progress.begun_at.is_none_or(|begun_at| millis(begun_at) == created_at);
     let endpoint = transaction.index.read().endpoint_entry(settlement.endpoint).map(|(no, _)| no);
-    let (true, Some(endpoint)) = (is_first && is_budget && update.is_empty(), endpoint) else { return Ok(false) };
+    let (true, Some(endpoint)) = (is_first && is_budget && update.is_empty(), endpoint) else { return Ok(None) };
     let budget = ProgressColumns::from(progress);
-    let written = transaction.db.prepare_cached(SQL)?.execute(params![
+    let row = params![
         millis(settlement.now),
         budget.age_from,
         budget.held_before,
@@ -46,11 +65,21 @@ pub fn write(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) ->
         no,
         created_at,
         endpoint,
-    ])?;
-    if written == 0 {
-        return Ok(false);
+    ];
+    let mut effects = SettleEffects::default();
+    if transaction.db.prepare_cached(WITHOUT_LANE)?.execute(row)? == 0 {
+        let Some(lane) = write_in_lane(transaction, row)? else { return Ok(None) };
+        let member = LaneMember { endpoint, lane: &lane, no };
+        let head = pass_delivered(transaction.db, &member, settlement.now)?;
+        effects.freed = free(transaction, LaneEffects::of_head(head), settlement.now)?;
+        effects.operational_events = std::mem::take(&mut transaction.operational_events);
     }
     insert_attempt(transaction.db, no, attempt)?;
     transaction.count_waiting(endpoint, -1);
-    Ok(true)
+    Ok(Some(effects))
+}
+
+/// Writes the delivery if it is the head of a lane; returns the lane.
+fn write_in_lane(transaction: &WriteTransaction<'_>, row: impl Params) -> rusqlite::Result<Option<String>> {
+    transaction.db.prepare_cached(IN_LANE)?.query_row(row, |row| row.get(0)).optional()
 }

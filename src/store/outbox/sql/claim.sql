@@ -10,10 +10,11 @@
 -- outbox_keys, for the keys of the rows that were locked.
 --
 -- $1 tenants that are not to be called now, $2 how many rows per tenant at
--- most, $3 how many rows at most, $4 the tenant to begin behind
+-- most, $3 how many rows at most, $4 the tenant to begin behind; empty to begin
+-- with the first one, whose name may be empty, too
 WITH RECURSIVE tenants (n, tenant) AS (
     SELECT 1, (SELECT o.tenant FROM posthaste_outbox.outbox o
-               WHERE o.set_aside_at IS NULL AND o.tenant > $4 ORDER BY o.tenant LIMIT 1)
+               WHERE o.set_aside_at IS NULL AND ($4 = '' OR o.tenant > $4) ORDER BY o.tenant LIMIT 1)
     UNION ALL
     SELECT t.n + 1, (SELECT o.tenant FROM posthaste_outbox.outbox o
                      WHERE o.set_aside_at IS NULL AND o.tenant > t.tenant ORDER BY o.tenant LIMIT 1)
@@ -22,7 +23,9 @@ WITH RECURSIVE tenants (n, tenant) AS (
 locked AS MATERIALIZED (
     SELECT rows.* FROM (SELECT t.tenant FROM tenants t WHERE t.tenant IS NOT NULL AND t.tenant <> ALL ($1)) named
     CROSS JOIN LATERAL (
-        SELECT o.id, o.tenant, o.key, pg_column_size(o.data) AS stored_bytes FROM posthaste_outbox.outbox o
+        SELECT o.id, o.tenant, o.key, pg_column_size(o.data) AS stored_bytes,
+               pg_column_compression(o.data) IS NOT NULL AS is_compressed
+        FROM posthaste_outbox.outbox o
         -- Not written as one equality: the planner would walk the primary key for its order.
         WHERE o.tenant >= named.tenant AND o.tenant <= named.tenant AND o.set_aside_at IS NULL
         ORDER BY o.tenant, o.id LIMIT $2 FOR UPDATE SKIP LOCKED
@@ -38,6 +41,6 @@ gaps AS (
         ORDER BY o.key, o.id LIMIT 1
     ) gap
 )
-SELECT l.id, l.tenant, l.key, l.stored_bytes::bigint AS stored_bytes, g.id AS gap,
+SELECT l.id, l.tenant, l.key, l.stored_bytes::bigint AS stored_bytes, l.is_compressed, g.id AS gap,
        coalesce(g.is_refused, false) AS is_gap_refused
 FROM locked l LEFT JOIN gaps g ON g.tenant = l.tenant AND g.key = l.key

@@ -5,7 +5,7 @@
 -- Served by: no index; it counts all rows.
 SELECT i.install_id, i.schema_version,
        count(o.id) FILTER (WHERE o.set_aside_at IS NULL) AS waiting,
-       extract(epoch FROM clock_timestamp() - min(o.created_at) FILTER (WHERE o.set_aside_at IS NULL))::float8
+       extract(epoch FROM clock_timestamp() - min(o.created_at) FILTER (WHERE o.set_aside_at IS NULL AND isfinite(o.created_at)))::float8
            AS lag_seconds,
        count(o.id) FILTER (WHERE o.refusal_code IS NOT NULL) AS refused,
        count(o.id) FILTER (WHERE o.set_aside_at IS NOT NULL AND o.refusal_code IS NULL) AS held,

@@ -16,7 +16,7 @@ use crate::store::{FinishPosition, ListPage, PageRequest, Result};
 const LOOK_MIN: usize = 500;
 
 /// Returns a page of the deliveries of a tenant that finished in a span of time.
-pub async fn list(
+pub async fn list_by_finish(
     shared: &PostgresState,
     tenant: Option<&TenantId>,
     filter: &DeliveryFilter,

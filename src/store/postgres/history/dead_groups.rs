@@ -24,6 +24,7 @@ pub async fn groups(
     };
     let by = ask.by.clone().unwrap_or_default();
     let (first, last) = ask.days();
+    let (answer, class) = ask.answer_and_class();
     let cause = ask.cause.map(|cause| cause_code(cause) as i16);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let sql = include_str!("../sql/dead_groups.sql").replace("{columns}", DeadGroupColumns::COLUMNS);
@@ -32,7 +33,8 @@ pub async fn groups(
         tenant = tenant_no,
         endpoint = endpoint,
         cause = cause,
-        answer = ask.answer,
+        answer = answer,
+        class = class,
         first_day = first,
         last_day = last,
         by_tenant = by_tenant,

@@ -84,7 +84,7 @@ fn source(query: &DeliveryFilter, is_of_all: bool) -> String {
 row! {
     /// A delivery as it is listed, before its event and last attempt are read.
     pub postgres struct ListedDelivery {
-        /// What is shown of it.
+        /// Columns of the delivery that are shown.
         delivery: ShownColumns = ShownColumns::COLUMNS,
         /// Number of its tenant.
         tenant: i64 = "d.tenant",

@@ -18,11 +18,11 @@ use crate::store::{EventQuery, EventRecord, ListPage, PageRequest, Result};
 const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
 
 row! {
-    /// What is shown of an event.
+    /// Columns of an event that are shown.
     #[derive(Clone)]
     pub postgres struct PostgresEventRecordColumns {
         event: EventRow = EventRow::COLUMNS,
-        withheld: Option<StoredCode> = "e.withheld",
+        data_withheld: Option<StoredCode> = "e.data_withheld",
     }
 }
 
@@ -31,7 +31,7 @@ impl PostgresEventRecordColumns {
     pub fn record(self, tenant: TenantId) -> Result<EventRecord> {
         let deliveries = self.event.deliveries.max(0) as u32;
         let (event, is_damaged) = self.event.event(tenant);
-        let withheld = withheld_from(event.is_expunged(), self.withheld.map(|code| code.0))?;
+        let withheld = withheld_from(event.is_expunged(), self.data_withheld.map(|code| code.0))?;
         Ok(EventRecord { event, withheld, deliveries, is_damaged })
     }
 }

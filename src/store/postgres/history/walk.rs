@@ -6,8 +6,8 @@ use crate::store::postgres::rows::millis;
 use crate::store::postgres::snowflake::first_of;
 use crate::store::row::row;
 
-/// Numbers below this come from an embedded store that was moved to PostgreSQL.
-/// They hold no time, and are older than all others.
+/// Numbers below this come from an embedded store that was moved to PostgreSQL. They
+/// hold no time, and are older than all others.
 pub const MOVED_BELOW: i64 = 1 << 40;
 
 /// How much later than its row's time a number may be, and how far the times of
@@ -66,14 +66,14 @@ pub struct ScannedRows {
     pub oldest: Option<i64>,
 }
 
-/// Whether a list goes on.
+/// What a list does after a scan.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WalkStep {
-    /// There is more to scan for this page.
+    /// The list scans on: this page is not full.
     On,
-    /// Enough was scanned; the next page begins below this number.
+    /// The page ends here; the next one begins below this number.
     Pause(i64),
-    /// Everything was scanned.
+    /// The list ends: every row was scanned.
     End,
 }
 

@@ -14,7 +14,7 @@ impl PostgresState {
     pub(super) async fn acknowledge_catalog(&self) -> Result<()> {
         let version = self.catalog.version();
         let client = self.connection().await?;
-        let sql = "UPDATE posthaste.nodes SET version = $2 WHERE id = $1";
+        let sql = "UPDATE posthaste.nodes SET catalog_version = $2 WHERE id = $1";
         with_timeout(client.execute_typed(sql, bind![self.shard_leases.node(), version])).await?;
         self.catalog.set_acknowledged(version);
         Ok(())

@@ -16,7 +16,7 @@ pub(super) async fn register(shared: &PostgresState) -> Result<(String, Vec<Stri
     let tx = shared.begin().await?;
     tx.execute("UPDATE posthaste.shards SET node = NULL WHERE node = $1", bind![old]).await?;
     tx.execute("DELETE FROM posthaste.nodes WHERE id = $1", bind![old]).await?;
-    let sql = "INSERT INTO posthaste.nodes (id, name, version, joined_at, lease_until)
+    let sql = "INSERT INTO posthaste.nodes (id, name, catalog_version, joined_at, lease_until)
                VALUES (nextval('posthaste.node_ids'), $1, 0, clock_timestamp(),
                        clock_timestamp() + make_interval(secs => $2))
                RETURNING id, pg_current_snapshot()::text";

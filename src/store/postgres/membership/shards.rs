@@ -17,7 +17,7 @@ use crate::store::{ClusterEvent, Result};
 impl MembershipTask {
     /// Renews the lease, removes nodes whose lease has ended, and claims or hands
     /// over shards.
-    pub(super) async fn step(&mut self) -> Result<()> {
+    pub(super) async fn renew_and_balance(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let began = Instant::now();
         let node = shared.shard_leases.node();
@@ -75,7 +75,7 @@ impl MembershipTask {
         let were_owned = leases.iter().any(|lease| lease.epoch > Epoch(1));
         // Own the shards first and read then, so that an event accepted here
         // meanwhile is either dispatched from memory or found by the read.
-        shared.index_mut().uncount(&shards);
+        shared.index_mut().mark_uncounted(&shards);
         leases.into_iter().for_each(|lease| shared.shard_leases.gain(lease));
         shared.watermarks.clear();
         // Read what the last owner changed a moment ago, too.
@@ -113,7 +113,7 @@ impl MembershipTask {
         for shard in shards.take(surplus).collect::<Vec<_>>() {
             self.leaving.insert(shard);
             let (done, is_done) = oneshot::channel();
-            self.shared.notifier.send(ClusterEvent::Wanted { shards: vec![shard], done });
+            self.shared.notifier.send(ClusterEvent::HandOver { shards: vec![shard], done });
             let hand_over = self.hand_over.clone();
             let shared = self.shared.clone();
             tokio::spawn(async move {
@@ -125,7 +125,7 @@ impl MembershipTask {
     }
 
     /// Gives shards back when nothing of them is in flight any more.
-    pub(super) async fn release(&mut self, shards: Vec<Shard>) -> Result<()> {
+    pub(super) async fn finish_hand_over(&mut self, shards: Vec<Shard>) -> Result<()> {
         let numbers: Vec<i16> = shards.iter().map(|shard| i16::from(shard.0)).collect();
         for shard in &shards {
             self.shared.shard_leases.lose(*shard);

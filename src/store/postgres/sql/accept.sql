@@ -23,13 +23,13 @@ WITH known AS (
         bytes = s.bytes + excluded.bytes, events = s.events + excluded.events,
         deliveries = s.deliveries + excluded.deliveries, data_bytes = s.data_bytes + excluded.data_bytes
 ), grown AS (
-    INSERT INTO posthaste.lanes AS l (endpoint, lane, last_seq, base, head, head_since, touched_at, last_event)
+    INSERT INTO posthaste.lanes AS l (endpoint, lane, last_seq, base_seq, head, head_since, touched_at, last_event)
     SELECT n.endpoint, n.lane, n.floor + n.members, n.floor, n.first, n.at, n.at, n.last_event
     FROM known, (SELECT m.*, coalesce((SELECT f.floor FROM posthaste.seq_floors f WHERE f.endpoint = m.endpoint), 0) AS floor
                  FROM unnest({lanes}) AS m ({lanes.columns})) n
     ORDER BY n.endpoint, n.lane
     ON CONFLICT (endpoint, lane) DO UPDATE SET
-        last_seq = l.last_seq + excluded.last_seq - excluded.base,
+        last_seq = l.last_seq + excluded.last_seq - excluded.base_seq,
         head_since = CASE WHEN l.head IS NULL THEN excluded.head_since ELSE l.head_since END,
         head = coalesce(l.head, excluded.head),
         touched_at = greatest(l.touched_at, excluded.touched_at),
@@ -37,7 +37,7 @@ WITH known AS (
     RETURNING endpoint, lane, last_seq, head
 ), queued AS (
     INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, expires_at, due_at,
-                                 behind, expiry_check_at, origin)
+                                 behind, expiry_check_at, accepting_node)
     SELECT d.no, d.tenant, d.endpoint, d.shard, d.event, d.created_at, d.format, d.lane, g.last_seq - d.back,
            d.expires_at, d.due_at, coalesce(g.head <> d.no, false), d.expires_at + {expiry_check_delay}, {node}
     FROM known, unnest({deliveries}) AS d ({deliveries.columns})

@@ -10,8 +10,8 @@
 -- dead_letter_count_changes, which are merged every few seconds, and
 -- dead_by_group.
 --
--- tenant, endpoint, cause, answer, first_day and last_day say which; by_tenant to
--- by_day by what to group; limit how many
+-- tenant, endpoint, cause, answer, class, first_day and last_day say which; by_tenant
+-- to by_day by what to group; limit how many
 WITH net AS (
     SELECT y.tenant, y.endpoint, y.cause, y.answer, y.day, sum(y.count)::bigint AS count,
            CASE WHEN {by_tenant} THEN y.tenant END AS by_tenant, CASE WHEN {by_endpoint} THEN y.endpoint END AS by_endpoint,
@@ -25,7 +25,7 @@ WITH net AS (
         WHERE ({tenant}::bigint IS NULL OR tenant = {tenant})
     ) y JOIN posthaste.tenants t ON t.no = y.tenant AND t.deleted_at IS NULL
     WHERE ({endpoint}::bigint IS NULL OR y.endpoint = {endpoint}) AND ({cause}::smallint IS NULL OR y.cause = {cause})
-      AND ({answer}::text IS NULL OR y.answer = {answer}) AND y.day BETWEEN {first_day} AND {last_day}
+      AND ({answer}::text IS NULL OR y.answer = {answer} OR y.answer LIKE {class}::text) AND y.day BETWEEN {first_day} AND {last_day}
     GROUP BY y.tenant, y.endpoint, y.cause, y.answer, y.day HAVING sum(y.count) > 0
 ), spans AS (
     SELECT n.*, min(n.day) OVER same AS first_day, max(n.day) OVER same AS last_day FROM net n

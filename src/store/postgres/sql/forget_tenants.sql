@@ -9,7 +9,7 @@
 -- $1 deleted before this, $2 how many
 DELETE FROM posthaste.tenants t WHERE t.no = ANY (ARRAY(
     SELECT t.no FROM posthaste.tenants t
-    WHERE t.deleted_at < $1 AND t.purge IS NULL
+    WHERE t.deleted_at < $1 AND t.purge_job IS NULL
       AND (SELECT p.no FROM posthaste.endpoints p WHERE p.tenant = t.no LIMIT 1) IS NULL
       AND (SELECT e.no FROM posthaste.events e WHERE e.tenant = t.no LIMIT 1) IS NULL
       AND (SELECT s.day FROM posthaste.stored_bytes s WHERE s.tenant = t.no AND s.events > 0 LIMIT 1) IS NULL

@@ -9,6 +9,6 @@
 --
 -- $1 after this number, $2 below this number, $3 accepted before this, $4 how many
 SELECT e.no, e.tenant, octet_length(e.data) FROM posthaste.events e
-WHERE e.deliveries = 0 AND e.withheld IS NULL AND e.data <> '' AND e.no > $1 AND e.no < $2 AND e.accepted_at < $3
+WHERE e.deliveries = 0 AND e.data_withheld IS NULL AND e.data <> '' AND e.no > $1 AND e.no < $2 AND e.accepted_at < $3
   AND NOT EXISTS (SELECT FROM posthaste.backfilled b WHERE b.event = e.no)
 ORDER BY e.no LIMIT $4 FOR UPDATE SKIP LOCKED

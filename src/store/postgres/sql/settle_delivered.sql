@@ -6,12 +6,15 @@
 -- another owner or epoch is left alone, as is one that a person has cancelled
 -- or replayed meanwhile; those are looked at one by one. Lanes are locked
 -- already (lock_lanes). Served by the primary keys of queue, lanes and shards,
--- and by queue_by_lane and dead_by_lane for the next of a lane.
+-- and by queue_by_lane and dead_by_lane for the next of a lane. With `= ANY` of one
+-- value a row can only be looked up by its key: with `=`, a plan that was made while a
+-- table was empty would read all of it, in the order of the key, for each batch. The
+-- second column of a key has `=`, as in lock_lanes.
 WITH input AS (
     SELECT * FROM unnest({settled}) AS s ({settled.columns})
 ), removed AS (
     DELETE FROM posthaste.queue q USING input s
-    WHERE q.no = s.no
+    WHERE q.no = ANY (ARRAY[s.no])
       AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at
     RETURNING q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, q.passed,
@@ -29,7 +32,8 @@ WITH input AS (
 ), next AS (
     SELECT g.no, g.endpoint, g.lane, g.finished_at, l.head IS NOT NULL AS is_head, n.no AS next, n.is_dead, n.event
     FROM removed g
-         LEFT JOIN posthaste.lanes l ON l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no AND NOT g.passed
+         LEFT JOIN posthaste.lanes l
+             ON l.endpoint = ANY (ARRAY[g.endpoint]) AND l.lane = g.lane AND l.head = g.no AND NOT g.passed
          LEFT JOIN LATERAL (
              SELECT * FROM (
                  (SELECT w.no, w.seq, w.event, false AS is_dead FROM posthaste.queue w
@@ -42,8 +46,9 @@ WITH input AS (
              ORDER BY seq LIMIT 1) n ON l.head IS NOT NULL
 ), moved AS (
     UPDATE posthaste.lanes l SET head = n.next, head_since = n.finished_at, touched_at = n.finished_at
-    FROM next n WHERE n.is_head AND l.endpoint = n.endpoint AND l.lane = n.lane
+    FROM next n WHERE n.is_head AND l.endpoint = ANY (ARRAY[n.endpoint]) AND l.lane = n.lane
 ), freed AS (
-    UPDATE posthaste.queue q SET behind = false FROM next n WHERE q.no = n.next AND NOT n.is_dead
+    UPDATE posthaste.queue q SET behind = false
+    WHERE q.no = ANY (ARRAY(SELECT n.next FROM next n WHERE NOT n.is_dead))
 )
 SELECT {columns} FROM next n

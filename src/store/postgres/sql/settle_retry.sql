@@ -12,7 +12,7 @@ WITH input AS (
         forbidden_target = s.forbidden_target, first_attempt_at = coalesce(q.first_attempt_at, s.started_at),
         last_delay = s.last_delay, max_age = s.max_age, expiry_check_at = s.expiry_check_at, urgent = false
     FROM input s
-    WHERE q.no = s.no
+    WHERE q.no = ANY (ARRAY[s.no])
       AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = {node})
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at AND q.attempts < s.attempts
     RETURNING q.no, q.endpoint, s.attempts, s.record

@@ -20,4 +20,6 @@ SELECT {columns}
 FROM (SELECT count(*) OVER () AS looked, l.no, l.created_at FROM looked l ORDER BY l.no DESC LIMIT 1) w
 LEFT JOIN found d ON true
 LEFT JOIN LATERAL (SELECT d.endpoint_id AS id) p ON true
+LEFT JOIN LATERAL (SELECT b.event FROM posthaste.backfilled b
+                   WHERE b.event = d.event AND b.endpoint = d.endpoint LIMIT 1) b ON true
 ORDER BY d.no

@@ -10,7 +10,7 @@ const EACH: u32 = 5;
 /// Draws how many attempts succeeded and failed in each step, for a row of a list.
 /// Each colour is one path, since a list has many of these. The list says the
 /// figures in words, so the drawing is hidden from those who cannot see it.
-pub fn spark(steps: &[(f64, f64)]) -> Svg {
+pub fn sparkline(steps: &[(f64, f64)]) -> Svg {
     let width = EACH * steps.len().max(1) as u32;
     let top = steps.iter().map(|(good, bad)| good + bad).fold(0.0, f64::max).max(1.0);
     let (mut good_bars, mut bad_bars) = (String::new(), String::new());
@@ -29,9 +29,10 @@ pub fn spark(steps: &[(f64, f64)]) -> Svg {
         "<svg class=\"chart spark\" viewBox=\"0 0 {width} {HEIGHT}\" aria-hidden=\"true\"><path class=\"axis\" d=\"M0 {0}h{width}\"/>",
         HEIGHT - 1
     );
-    for (class, bars) in [("good", good_bars), ("bad", bad_bars)] {
+    // What failed is striped, so that nobody has to tell colours apart.
+    for (class, stripes, bars) in [("good", "", good_bars), ("bad", " stroke-dasharray=\"2 1\"", bad_bars)] {
         if !bars.is_empty() {
-            let _ = write!(svg, "<path class=\"{class}\" stroke-width=\"4\" d=\"{bars}\"/>");
+            let _ = write!(svg, "<path class=\"{class}\" stroke-width=\"4\"{stripes} d=\"{bars}\"/>");
         }
     }
     svg.push_str("</svg>");
@@ -44,8 +45,11 @@ mod tests {
 
     #[test]
     fn a_bar_stands_on_what_succeeded_and_an_empty_step_has_none() {
-        let drawn = spark(&[(2.0, 2.0), (0.0, 0.0), (0.0, 0.001)]).to_string();
+        let drawn = sparkline(&[(2.0, 2.0), (0.0, 0.0), (0.0, 0.001)]).to_string();
         assert!(drawn.contains("class=\"good\" stroke-width=\"4\" d=\"M2 23v-11\""), "{drawn}");
-        assert!(drawn.contains("class=\"bad\" stroke-width=\"4\" d=\"M2 12v-11M12 23v-1\""), "{drawn}");
+        assert!(
+            drawn.contains("class=\"bad\" stroke-width=\"4\" stroke-dasharray=\"2 1\" d=\"M2 12v-11M12 23v-1\""),
+            "{drawn}"
+        );
     }
 }

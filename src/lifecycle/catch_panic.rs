@@ -1,5 +1,5 @@
-//! Catches panics of a future, so that a panic ends one attempt and nothing
-//! else.
+//! Catches panics of a future, so that a panic ends one attempt, or one step of
+//! a relay, and nothing else.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;

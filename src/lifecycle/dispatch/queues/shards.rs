@@ -1,4 +1,5 @@
-//! Applies moves of shards between nodes to the queues.
+//! What the queues do as shards move between nodes: which endpoints they own, and
+//! under which lease.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ impl EndpointQueues {
     /// Takes over shards. A queue that still exists for claims in flight is
     /// used again as if it were new. Other nodes may have used up the tenants'
     /// rates, so what was sent before now counts as unknown.
-    pub fn shards_gained(
+    pub fn regain_queues(
         &mut self,
         shards: &[Shard],
         now: Timestamp,
@@ -66,12 +67,13 @@ impl EndpointQueues {
 
     /// Discards the result of a read that was made under another lease. If this
     /// node owns the endpoint again, the read is repeated.
-    pub fn read_is_void(&mut self, endpoint: EndpointId, now: Timestamp) {
+    pub fn discard_read(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
         queue.changed_during_read.clear();
         if queue.owner == QueueOwner::ThisNode {
             queue.stored_due_at(now.min(queue.reading_due.unwrap_or(now)));
+            queue.is_stored_due_unsure = true;
             queue.urgent_due_at(now);
         }
         queue.reading_due = None;
@@ -95,7 +97,7 @@ impl EndpointQueues {
     }
 
     /// Offers the claims that wait for the lease to the scheduler again.
-    pub fn try_lease(&mut self, now: Timestamp) {
+    pub fn offer_waiting_for_lease(&mut self, now: Timestamp) {
         self.waits_for_lease = false;
         let ready = self.endpoints.iter().filter(|(_, queue)| !queue.ready.is_empty());
         for endpoint in ready.map(|(endpoint, _)| *endpoint).collect::<Vec<_>>() {
@@ -148,7 +150,7 @@ mod tests {
             state: EndpointState::Active,
             cap: 2,
             rate: Rate { per_second: 10.0, burst: 8 },
-            quiet_until: None,
+            backpressure_until: None,
             breaker: BreakerSettings::default(),
             health: EndpointHealth::default(),
             created_at: at(-1_000_000),
@@ -201,7 +203,7 @@ mod tests {
         queues.admit(claim(1, Some("k")), Timestamp::MAX, at(0), || Some(gate(1, None)));
         let (old, lease) = take(&mut queues, 0).remove(0);
         queues.forget_shards(&HERE, at(0));
-        queues.shards_gained(&HERE, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
+        queues.regain_queues(&HERE, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
         queues.due_in_store(endpoint(), at(0), at(5_000), || unreachable!("it is known"));
         let query = queues.poll_due(at(5_000)).remove(0);
         assert!(query.except.contains(&old.id));
@@ -223,13 +225,13 @@ mod tests {
         assert_eq!(queues.poll_due(at(0)).len(), 1);
         queues.forget_shards(&HERE, at(0));
         assert!(!queues.endpoints.is_empty(), "until the read is back");
-        queues.shards_gained(&HERE, at(10), |_| Some(gate(3, Some(at(10)))));
+        queues.regain_queues(&HERE, at(10), |_| Some(gate(3, Some(at(10)))));
         queues.due_in_store(endpoint(), at(0), at(10), || unreachable!("it is known"));
         assert!(queues.poll_due(at(10)).is_empty(), "one read at a time");
-        queues.read_is_void(endpoint(), at(20));
+        queues.discard_read(endpoint(), at(20));
         assert_eq!(queues.poll_due(at(20)).len(), 1);
         queues.forget_shards(&HERE, at(20));
-        queues.read_is_void(endpoint(), at(30));
+        queues.discard_read(endpoint(), at(30));
         assert!(queues.endpoints.is_empty());
     }
 
@@ -244,7 +246,7 @@ mod tests {
         assert!(queues.waits_for_lease());
         assert_eq!(queues.oldest_by_shard(at(0)).len(), 1);
         assert!(queues.take_next(at(0), left(15), || 1).is_none(), "it has its turn when it is tried again");
-        queues.try_lease(at(0));
+        queues.offer_waiting_for_lease(at(0));
         assert!(!queues.waits_for_lease());
         assert!(queues.take_next(at(0), left(5), || 1).is_some());
         assert!(queues.take_next(at(0), left(5), || 1).is_some());
@@ -262,7 +264,7 @@ mod tests {
             let gate = |since| EndpointGate { rate, cap: 1_000, ..gate(1, since) };
             let mut nodes = [node(), node(), node()];
             let (mut owner, mut now, mut n, mut taken) = (0, 0, 0, Vec::new());
-            nodes[0].shards_gained(&HERE, at(0), |_| Some(gate(None)));
+            nodes[0].regain_queues(&HERE, at(0), |_| Some(gate(None)));
             let mut since = None;
             for (span, next) in moves.into_iter().chain([(2_000, 0)]) {
                 for moment in now..now + span {
@@ -282,7 +284,7 @@ mod tests {
                 if next != owner {
                     nodes[owner].forget_shards(&HERE, at(now));
                     (owner, since) = (next, Some(at(now)));
-                    nodes[owner].shards_gained(&HERE, at(now), |_| Some(gate(since)));
+                    nodes[owner].regain_queues(&HERE, at(now), |_| Some(gate(since)));
                 }
             }
             for (first, from) in taken.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste::clock::Clock;
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::model::delivery::after;
+use posthaste::model::delivery::time_after;
 use posthaste::model::shard::Shard;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -31,10 +31,10 @@ fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
         });
         let judge = ledger.clone();
         let sender = move |node: usize, clock: &Arc<dyn Clock>, began| -> Arc<dyn Sender> {
-            let healed_at = after(began, Duration::from_secs(2 * 86_400));
+            let healed_at = time_after(began, Duration::from_secs(2 * 86_400));
             Arc::new(FlakyReceivers::new(judge.clone(), clock.clone(), seed * 10 + node as u64, 3, healed_at))
         };
-        live(3, settings.collect(), sender, async |cluster| storm(cluster, seed).await);
+        live(3, settings.collect(), sender, async |cluster| move_shards_for_a_day(cluster, seed).await);
         let ledger = ledger.lock().unwrap();
         assert!(ledger.violations.is_empty(), "seed {seed}: {:#?}", ledger.violations);
         assert_eq!(ledger.received.len(), 4 * 150, "seed {seed}: all have arrived");
@@ -42,7 +42,7 @@ fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
     }
 }
 
-async fn storm(cluster: &Cluster, seed: u64) {
+async fn move_shards_for_a_day(cluster: &Cluster, seed: u64) {
     let mut chance = StdRng::seed_from_u64(seed);
     let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();
     for shard in &shards {
@@ -57,7 +57,7 @@ async fn storm(cluster: &Cluster, seed: u64) {
         if chance.random::<f64>() < 0.7 {
             // While its requests are on the wire.
             let soon = Duration::from_millis(chance.random_range(0..4_000));
-            cluster.clock.sleep_until(after(cluster.clock.now(), soon)).await;
+            cluster.clock.sleep_until(time_after(cluster.clock.now(), soon)).await;
             let shard = shards[chance.random_range(0..shards.len())];
             move_one(cluster, shard, &mut chance).await;
         }
@@ -79,14 +79,14 @@ async fn move_one(cluster: &Cluster, shard: Shard, chance: &mut StdRng) {
         _ => {
             // Cut off from the store: its lease ends before anyone else's begins.
             cluster.ownership.cut_off(from);
-            let ends = after(cluster.clock.now(), LEASE);
+            let ends = time_after(cluster.clock.now(), LEASE);
             cluster.clock.sleep_until(ends).await;
             let all: Vec<Shard> = Shard::all().filter(|shard| cluster.ownership.owner(*shard) == Some(from)).collect();
             cluster.ownership.steal(&all);
             for shard in &all {
                 cluster.ownership.give((from + 1 + chance.random_range(0..2)) % 3, &[*shard], true).await;
             }
-            cluster.clock.sleep_until(after(ends, Duration::from_millis(chance.random_range(0..5_000)))).await;
+            cluster.clock.sleep_until(time_after(ends, Duration::from_millis(chance.random_range(0..5_000)))).await;
             cluster.ownership.take(from, &all);
             cluster.ownership.renew(from);
         }

@@ -1,0 +1,104 @@
+//! Steps of the schema take no longer on a large store than on an empty one.
+//!
+//! While a step is made, accepting waits. CONTRIBUTING.md says what to do instead.
+
+use posthaste::store::migrations::{EMBEDDED, LAST_SLOW_EMBEDDED_STEP, LAST_SLOW_POSTGRES_STEP, POSTGRES};
+
+use crate::source::{expect_none, read};
+
+/// Tables that have a row for each event, delivery or attempt.
+const LARGE: &[&str] =
+    &["events", "deliveries", "queue", "finished", "dead", "dead_letters", "attempts", "producer_ids"];
+
+/// The words of a statement, in lower case and without the name of the schema.
+fn words(statement: &str) -> Vec<String> {
+    let words = statement.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '.');
+    let words = words.map(|word| word.to_lowercase().trim_start_matches("posthaste.").to_owned());
+    words.filter(|word| !word.is_empty() && word != "only").collect()
+}
+
+/// Whether a statement reads or writes each row of a large table, or builds an index over it.
+fn is_slow(statement: &str) -> bool {
+    let words = words(statement);
+    let has = |word: &str| words.iter().any(|other| other == word);
+    let follows = |before: &[&str]| {
+        words.windows(2).any(|pair| before.contains(&pair[0].as_str()) && LARGE.contains(&pair[1].as_str()))
+    };
+    let is_index = words.first().is_some_and(|word| word == "create") && has("index") && follows(&["on"]);
+    // A view is no copy.
+    let is_copy = (has("insert") || has("as") && !has("view")) && has("select") && follows(&["from", "join", "into"]);
+    // A column that is added is not; one whose type changes, and a rule for the rows there are, is.
+    let is_altered = words.first().is_some_and(|word| word == "alter") && follows(&["table", "exists"]);
+    let is_rule = has("add") && ["constraint", "check", "primary", "unique", "foreign"].iter().any(|word| has(word));
+    let is_rewrite = is_altered && (has("type") || has("set") && has("not") || is_rule);
+    is_index || is_copy || is_rewrite || follows(&["update"]) || (has("delete") && follows(&["from"]))
+}
+
+/// The statements of a step that take longer the more rows there are. Bodies of triggers and
+/// functions are run later, a row at a time.
+fn slow_statements(step: &str) -> Vec<String> {
+    let code: Vec<&str> = step.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    let (mut slow, mut is_body) = (Vec::new(), false);
+    for statement in code.join("\n").split(';') {
+        let words = words(statement);
+        let begins = |what: &str| words.first().is_some_and(|word| word == "create") && words.iter().any(|w| w == what);
+        // A trigger of PostgreSQL has no body, and a function has one between two `$$`.
+        is_body |= begins("trigger") && words.iter().any(|word| word == "begin") || begins("function");
+        if !is_body && is_slow(statement) {
+            slow.push(statement.split_whitespace().collect::<Vec<_>>().join(" "));
+        }
+        let has_ended = words.first().is_some_and(|word| word == "end") || statement.matches("$$").count() == 2;
+        is_body = is_body && !has_ended;
+    }
+    slow
+}
+
+#[test]
+fn no_step_since_0_2_0_takes_longer_the_more_rows_there_are() {
+    let mut wrong = Vec::new();
+    for (store, steps, last) in
+        [("embedded", EMBEDDED, LAST_SLOW_EMBEDDED_STEP), ("postgres", POSTGRES, LAST_SLOW_POSTGRES_STEP)]
+    {
+        assert!(steps.len() >= last, "{store} has step {last}");
+        for (number, step) in steps.iter().enumerate().skip(last) {
+            wrong.extend(slow_statements(step).iter().map(|slow| format!("{store} step {}: {slow}", number + 1)));
+        }
+    }
+    expect_none("statements that would keep a large store waiting (CONTRIBUTING.md says what to do instead)", wrong);
+}
+
+#[test]
+fn the_steps_before_0_2_0_show_what_is_found() {
+    let slow = |steps: &[&str], number: usize| slow_statements(steps[number - 1]);
+    let begin = |slow: Vec<String>| slow.iter().map(|text| text[..19].to_owned()).collect::<Vec<_>>();
+    assert_eq!(begin(slow(EMBEDDED, 5)), ["INSERT INTO stored ", "CREATE INDEX events"]);
+    assert_eq!(begin(slow(EMBEDDED, 6)), ["CREATE INDEX delive"]);
+    assert_eq!(
+        begin(slow(EMBEDDED, 7)),
+        ["CREATE INDEX dead_l", "CREATE INDEX dead_l", "INSERT INTO dead_le", "INSERT INTO dead_ta"]
+    );
+    assert_eq!(begin(slow(POSTGRES, 18)), ["CREATE INDEX queue_", "CREATE INDEX queue_"]);
+    for step in [EMBEDDED[14], EMBEDDED[15], POSTGRES[11], POSTGRES[16]] {
+        assert!(slow_statements(step).is_empty(), "{step}");
+    }
+    for (statement, expected) in [
+        ("UPDATE ONLY posthaste.queue SET urgent = false", true),
+        ("DELETE FROM attempts WHERE no < 7", true),
+        ("CREATE TABLE a AS SELECT no FROM posthaste.finished", true),
+        ("CREATE OR REPLACE VIEW posthaste.deliveries AS SELECT no FROM posthaste.queue", false),
+        ("ALTER TABLE posthaste.queue ALTER COLUMN n TYPE bigint", true),
+        ("ALTER TABLE IF EXISTS posthaste.queue ALTER n SET NOT NULL", true),
+        ("ALTER TABLE ONLY posthaste.events ADD CONSTRAINT c CHECK (n > 0)", true),
+        ("ALTER TABLE posthaste.finished ADD PRIMARY KEY (no)", true),
+        ("ALTER TABLE events ADD COLUMN updated INTEGER NOT NULL DEFAULT 0", false),
+        ("UPDATE endpoints SET events = 0", false),
+        ("CREATE TRIGGER t AFTER INSERT ON notes BEGIN UPDATE events SET no = 1; DELETE FROM events; END", false),
+    ] {
+        assert_eq!(!slow_statements(statement).is_empty(), expected, "{statement}");
+    }
+}
+
+#[test]
+fn what_to_do_instead_is_in_the_instructions() {
+    assert!(read("CONTRIBUTING.md").contains("takes no longer on a large store than on an empty one"));
+}
