@@ -372,7 +372,8 @@ pub fn of_blocked_lane(
     since: Timestamp,
 ) -> AttentionItem {
     let lane = key.map_or("its one lane".to_owned(), |key| format!("its lane {key:?}"));
-    let reason = format!("{lane} stands behind a dead letter, and {waiting} deliveries wait in it");
+    let waits = if waiting == 1 { "1 delivery waits".to_owned() } else { format!("{waiting} deliveries wait") };
+    let reason = format!("{lane} stands behind a dead letter, and {waits} in it");
     let command = command_anywhere(tenant.as_str(), "endpoints lanes --blocked", &endpoint.to_string());
     let item = AttentionItem::of_gateway(AttentionKind::LaneBlocked, Severity::Critical, reason, &command);
     let (tenant, endpoint) = (Some(tenant.clone()), Some(endpoint));
