@@ -314,11 +314,10 @@ async fn build_gateway(
     );
     context.logged_attempts = settings.log_attempts;
     let dispatcher = Dispatcher::new(context, node_limits(settings));
-    let space = if handle.is_shared() {
+    let space = match handle.event_bytes_in_log() {
         // The database has a disk of its own, and reports itself when that is full.
-        DiskSpace::endless()
-    } else {
-        DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0)
+        None => DiskSpace::endless(),
+        Some(in_log) => DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0, in_log),
     };
     let intake = Intake::new(size_in_bytes(settings.ingest_memory), settings.ingest_waiting.0);
     let answers = SharedAnswers::default();

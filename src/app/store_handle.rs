@@ -105,6 +105,15 @@ impl StoreHandle {
         }
     }
 
+    /// Returns what tells how many bytes of events are in the log of the store alone, if
+    /// its files are on a disk of this machine.
+    pub fn event_bytes_in_log(&self) -> Option<impl Fn() -> u64 + Send + Sync + use<>> {
+        match &self.store {
+            StoreKind::Embedded(store) => Some(store.event_bytes_in_log()),
+            StoreKind::Postgres(_) => None,
+        }
+    }
+
     /// Whether other nodes may share the store.
     pub fn is_shared(&self) -> bool {
         matches!(self.store, StoreKind::Postgres(_))

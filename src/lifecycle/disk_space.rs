@@ -33,23 +33,28 @@ pub fn reserve_min(log_bytes_max: u64, in_flight_max: usize) -> Size {
 #[derive(Default)]
 pub struct DiskSpace {
     free: Option<Box<dyn Fn() -> Option<u64> + Send + Sync>>,
+    /// Bytes of events that the store has in its log alone.
+    in_log: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
     reserve_bytes: u64,
     /// Engine time of the last reading, in milliseconds.
     read_at: AtomicI64,
     free_bytes: AtomicU64,
+    /// Bytes of events that were in the log alone at the last reading.
+    log_bytes: AtomicU64,
     /// Bytes of events accepted since the last reading.
     taken_bytes: AtomicU64,
     is_low: AtomicBool,
 }
 
 impl DiskSpace {
-    /// Creates a watch on the disk that holds this folder.
-    pub fn watching(folder: PathBuf, reserve_bytes: u64) -> Self {
+    /// Creates a watch on the disk that holds this folder, with a store that has so many
+    /// bytes of events in its log alone.
+    pub fn watching(folder: PathBuf, reserve_bytes: u64, in_log: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         let free = move || {
             let disk = rustix::fs::statvfs(&folder).ok()?;
             Some(disk.f_bavail.saturating_mul(disk.f_frsize))
         };
-        Self::reading(free, reserve_bytes)
+        Self { in_log: Some(Box::new(in_log)), ..Self::reading(free, reserve_bytes) }
     }
 
     fn reading(free: impl Fn() -> Option<u64> + Send + Sync + 'static, reserve_bytes: u64) -> Self {
@@ -82,11 +87,14 @@ impl DiskSpace {
 
     /// Returns the bytes left before the reserve, if a disk is watched. Bytes
     /// taken since the last reading count twice: they are written to the log,
-    /// and then into the store.
+    /// and then into the store. Those that were in the log alone count once more, with an
+    /// eighth for pages that are not full.
     pub fn bytes_left(&self, now: Timestamp) -> Option<u64> {
         let free = self.free_bytes(now)?;
         let taken = self.taken_bytes.load(Ordering::Relaxed).saturating_mul(2);
-        Some(free.saturating_sub(self.reserve_bytes).saturating_sub(taken))
+        let in_log = self.log_bytes.load(Ordering::Relaxed);
+        let to_come = taken.saturating_add(in_log.saturating_add(in_log / 8));
+        Some(free.saturating_sub(self.reserve_bytes).saturating_sub(to_come))
     }
 
     /// Returns the free bytes, if a disk is watched and can be read.
@@ -111,6 +119,8 @@ impl DiskSpace {
         }
         self.read_at.store(now, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
+        // Before the space, so that what leaves the log meanwhile counts twice, and not at all otherwise.
+        self.log_bytes.store(self.in_log.as_ref().map_or(0, |in_log| in_log()), Ordering::Relaxed);
         // A disk that cannot be read is not low; the store fails if it is full.
         let free = free();
         self.free_bytes.store(free.unwrap_or(UNKNOWN), Ordering::Relaxed);
@@ -153,8 +163,8 @@ mod tests {
     #[test]
     fn a_disk_below_its_reserve_is_low_and_an_endless_one_never() {
         let here = std::env::temp_dir();
-        assert!(DiskSpace::watching(here.clone(), u64::MAX).is_low(at(1_000)));
-        let space = DiskSpace::watching(here, 0);
+        assert!(DiskSpace::watching(here.clone(), u64::MAX, || 0).is_low(at(1_000)));
+        let space = DiskSpace::watching(here, 0, || 0);
         assert!(!space.is_low(at(1_000)) && space.free_bytes(at(1_000)).is_some());
         assert!(!DiskSpace::endless().is_low(at(1_000)));
         assert_eq!((DiskSpace::endless().free_bytes(at(0)), DiskSpace::endless().reserve_bytes()), (None, None));
@@ -186,6 +196,11 @@ mod tests {
         assert_eq!(space.bytes_left(at(1_060)), Some(0));
         assert_eq!(space.bytes_left(at(1_200)), Some(600), "the next look knows better");
         assert_eq!(DiskSpace::endless().bytes_left(at(0)), None);
+        let in_log = DiskSpace { in_log: Some(Box::new(|| 250_u64)), ..DiskSpace::reading(|| Some(1_000), 400) };
+        assert_eq!(in_log.bytes_left(at(1_000)), Some(319), "the store takes it from the log soon");
+        in_log.count_stored(100);
+        assert_eq!(in_log.bytes_left(at(1_050)), Some(119));
+        assert_eq!(in_log.free_bytes(at(1_050)), Some(1_000));
     }
 
     #[test]

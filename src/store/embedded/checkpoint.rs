@@ -41,6 +41,8 @@ struct CheckpointerShared {
 struct CheckpointerState {
     /// Amount written since the last checkpoint, in jobs of usual size.
     written: usize,
+    /// Bytes of events that are in the log alone: a checkpoint writes them to the store.
+    event_bytes: u64,
     /// Time that the writer's transactions took since the store was opened.
     time_writing: Duration,
     /// Number of the latest request to empty the log: it holds data that was expunged.
@@ -120,10 +122,16 @@ impl CheckpointTrigger {
         let large = usize::try_from(event_bytes / BYTES_OF_JOB).unwrap_or(AMOUNT_MAX);
         let mut state = self.state();
         state.written += jobs + large + AMOUNT_OF_COMMIT;
+        state.event_bytes += event_bytes;
         state.time_writing += took;
         if state.written >= AMOUNT_MAX {
             self.0.more.notify_one();
         }
+    }
+
+    /// Returns the bytes of events that the store's file has yet to take from the log.
+    pub fn event_bytes(&self) -> u64 {
+        self.state().event_bytes
     }
 
     /// Returns how long the writer's transactions took since the store was opened.
@@ -148,7 +156,7 @@ impl CheckpointTrigger {
 
     fn run(&self, db: &Connection) {
         loop {
-            let request = {
+            let (request, event_bytes) = {
                 let is_idle =
                     |state: &mut CheckpointerState| state.written < AMOUNT_MAX && !state.may_empty() && !state.is_over;
                 let mut state = self.state();
@@ -157,8 +165,9 @@ impl CheckpointTrigger {
                     return;
                 }
                 state.written = 0;
-                state.may_empty().then_some(state.asked)
+                (state.may_empty().then_some(state.asked), state.event_bytes)
             };
+            // The part of the log that is in the store then.
             let checkpointed = if let Some(request) = request {
                 let emptied = self.empty_whole_log(db);
                 // One that failed is not tried at once again, but counts for nothing.
@@ -167,16 +176,22 @@ impl CheckpointTrigger {
                     Ok(false) => {}
                     Err(_) => std::thread::sleep(WIPE_PATIENCE),
                 }
-                emptied.map(drop)
+                emptied.map(|is_emptied| if is_emptied { 1.0 } else { 0.0 })
             } else {
                 // PASSIVE waits for nobody: frames that a reader or the writer
                 // needs are left for later.
-                db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+                db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+                    let (frames, copied): (f64, f64) = (row.get::<_, i64>(1)? as f64, row.get::<_, i64>(2)? as f64);
+                    Ok(if frames > 0.0 { copied / frames } else { 1.0 })
+                })
             };
-            if let Err(problem) = checkpointed {
-                // `failure_of` ends the process if the disk failed.
-                let failure = failure_of(&problem);
-                warn!("checkpoint of the write-ahead log failed; it is tried again later: {failure}");
+            match checkpointed {
+                Ok(part) => self.state().event_bytes -= (event_bytes as f64 * part.clamp(0.0, 1.0)) as u64,
+                Err(problem) => {
+                    // `failure_of` ends the process if the disk failed.
+                    let failure = failure_of(&problem);
+                    warn!("checkpoint of the write-ahead log failed; it is tried again later: {failure}");
+                }
             }
         }
     }
@@ -224,12 +239,14 @@ mod tests {
         trigger.jobs_written(AMOUNT_MAX - AMOUNT_OF_COMMIT - 9, 8 * BYTES_OF_JOB, Duration::ZERO);
         let before = size();
         assert!(before < 100_000, "all of it is in the log");
+        assert_eq!(trigger.event_bytes(), 8 * BYTES_OF_JOB, "and nothing of it in the store");
         trigger.jobs_written(1, 0, Duration::ZERO);
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(90);
         while size() < 400_000 {
             assert!(Instant::now() < until, "there was no checkpoint");
             std::thread::yield_now();
         }
         checkpointer.end();
+        assert_eq!(trigger.event_bytes(), 0);
     }
 }

@@ -195,6 +195,13 @@ impl EmbeddedStore {
         }
     }
 
+    /// Returns what tells how many bytes of events are in the log alone. It does not keep
+    /// the store open.
+    pub fn event_bytes_in_log(&self) -> impl Fn() -> u64 + Send + Sync + use<> {
+        let trigger = self.checkpointer.trigger().clone();
+        move || trigger.event_bytes()
+    }
+
     /// Returns the time at which the last event was accepted.
     pub async fn latest_accepted(&self) -> Result<Option<Timestamp>> {
         let sql = "SELECT accepted_at FROM events ORDER BY no DESC LIMIT 1";
