@@ -117,10 +117,7 @@ pub async fn accept_spread(
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
     pace_accept(gateway, tenant).await?;
     let (now, began) = (gateway.clock.now(), Instant::now());
-    if gateway.space.is_low(now) {
-        gateway.metrics.count_storage_refused();
-        return Err(AcceptRefusal::StorageFull);
-    }
+    refuse_at_reserve(gateway, now)?;
     let Some(settings) = gateway.store.tenant(tenant) else {
         return Err(AcceptRefusal::Store(Error::NotFound(MissingResource::Tenant)));
     };
@@ -168,6 +165,15 @@ pub async fn accept_spread(
         .into_iter()
         .map(|refused| refused.unwrap_or_else(|| written.next().expect("one result per event handed over")))
         .collect())
+}
+
+/// Refuses events while nothing but the reserve of the disk is left.
+fn refuse_at_reserve(gateway: &Gateway, now: Timestamp) -> Result<(), AcceptRefusal> {
+    if gateway.space.is_low(now) {
+        gateway.metrics.count_storage_refused();
+        return Err(AcceptRefusal::StorageFull);
+    }
+    Ok(())
 }
 
 /// Holds the caller for a moment while the tenant's deliveries lag for want of
