@@ -167,7 +167,8 @@ impl OutboxWorld {
                 "network of the receiver broken"
             }
             11 | 12 => {
-                self.limit(json!({"per_second": 1, "burst": 1})).await;
+                // Relays rest as long as they are told to, also when it is over: seconds for a whole batch.
+                self.limit(json!({"per_second": 100, "burst": 1})).await;
                 tokio::time::sleep(lasts).await;
                 self.limit(Value::Null).await;
                 "gateway full"
