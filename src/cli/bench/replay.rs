@@ -63,7 +63,7 @@ pub async fn run(args: ReplayArgs) -> anyhow::Result<()> {
     let duration = Duration::from_secs(args.seconds);
     let load = Scenario { routing: Routing::Every, ..Scenario::single(args.producers, duration, 500) };
     group.create_endpoints(vec![load.endpoint(0, &fresh.url()).to_string()]).await?;
-    half(&group, [&fresh, &replayed], &Scenario { duration: Duration::from_secs(1), ..load.clone() }).await?;
+    half(&group, &fresh, &replayed, &Scenario { duration: Duration::from_secs(1), ..load.clone() }).await?;
     let job = group
         .call(Method::POST, &jobs(&group), &json!({"kind": "replay", "filter": {"all": true}}).to_string())
         .await?;
@@ -72,11 +72,15 @@ pub async fn run(args: ReplayArgs) -> anyhow::Result<()> {
     let mut pairs = Vec::new();
     for _ in 0..args.pairs {
         switch(&group, &job, "pause").await?;
-        let alone = half(&group, [&fresh, &replayed], &load).await?;
+        // What it had released before is sent all the same.
+        nothing_waits(&group).await?;
+        let alone = half(&group, &fresh, &replayed, &load).await?;
+        let before = replayed.arrived();
         switch(&group, &job, "resume").await?;
-        let beside = half(&group, [&fresh, &replayed], &load).await?;
-        if beside.replayed_per_second == 0.0 {
-            bail!("nothing was replayed beside new events; there were too few dead letters (--dead {})", args.dead);
+        replayed.wait_for(before + 1).await?;
+        let beside = half(&group, &fresh, &replayed, &load).await?;
+        if !is_running(&group, &job).await? {
+            bail!("the replay ended beside new events; use more dead letters (--dead {})", args.dead);
         }
         pairs.push((alone, beside));
     }
@@ -119,6 +123,26 @@ async fn switch(group: &GatewayGroup, job: &str, verb: &str) -> anyhow::Result<(
     switched.map(drop).with_context(|| format!("the replay ended before its {verb}; use more dead letters (--dead)"))
 }
 
+async fn is_running(group: &GatewayGroup, job: &str) -> anyhow::Result<bool> {
+    let job: Value = serde_json::from_str(&group.call(Method::GET, &format!("{}/{job}", jobs(group)), "").await?)?;
+    Ok(job["state"] == "running")
+}
+
+/// Waits until no delivery waits any more.
+async fn nothing_waits(group: &GatewayGroup) -> anyhow::Result<()> {
+    let (path, began) = (format!("/v1/tenants/{}/deliveries?state=waiting&limit=1", group.tenant()), Instant::now());
+    loop {
+        let page: Value = serde_json::from_str(&group.call(Method::GET, &path, "").await?)?;
+        if page["data"] == json!([]) {
+            return Ok(());
+        }
+        if began.elapsed() > PATIENCE {
+            bail!("deliveries still wait a minute after the replay was paused");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Creates endpoints whose every delivery dies at its first attempt, and dead letters there.
 async fn bury(group: &GatewayGroup, receiver: &BenchReceiver, args: &ReplayArgs) -> anyhow::Result<()> {
     let dying = Scenario {
@@ -153,7 +177,8 @@ async fn bury(group: &GatewayGroup, receiver: &BenchReceiver, args: &ReplayArgs)
 /// Measures new events for the time of the load, until all of them have arrived.
 async fn half(
     group: &GatewayGroup,
-    [fresh, replayed]: [&BenchReceiver; 2],
+    fresh: &BenchReceiver,
+    replayed: &BenchReceiver,
     load: &Scenario,
 ) -> anyhow::Result<ReplayHalf> {
     let counters = Arc::new(LoadCounters::default());
