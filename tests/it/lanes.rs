@@ -28,7 +28,7 @@ async fn a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op() 
         if seen.id() == "A-1" && std::mem::take(&mut first) { Reply::Hold(200) } else { Reply::Status(200) }
     })
     .await;
-    let settings = json!({"url": receiver.url(), "retry": {"schedule": ["300ms"], "jitter": "none"}, "timeout": {"connect": "200ms", "total": "400ms"}});
+    let settings = json!({"url": receiver.url(), "retry": {"schedule": ["300ms"], "jitter": "none"}, "timeout": {"connect": "3s", "total": "3s"}});
     gateway.create_endpoint(settings).await;
     for (id, key) in [("A-1", "A"), ("A-2", "A"), ("B-1", "B")] {
         gateway.send(json!({"id": id, "type":"step","key": key,"data":1})).await;

@@ -215,7 +215,7 @@ async fn a_service_that_is_not_there_is_answered_502() {
 async fn a_listener_that_hangs_is_timed_out() {
     let gateway = Gateway::start().await;
     let (path, _) = endpoint(&gateway).await;
-    let patch = json!({"timeout": {"connect": "100ms", "total": "200ms"}}).to_string();
+    let patch = json!({"timeout": {"connect": "2s", "total": "2s"}}).to_string();
     gateway.client.send("PATCH", &path, &[], patch).await.expect("an answer").expect(200);
     let listener = Listener::start(&["--respond", "hang,200"]).await;
     point_at(&gateway, &path, &listener.url).await;

@@ -214,7 +214,12 @@ async fn what_died_and_the_jobs_that_are_not_over_are_shown() {
     for _ in 0..3 {
         gateway.client.post_json(jobs, &slow).await.expect(202);
     }
-    let scrape = Scrape::of(&gateway.client).await;
+    // While the store does not answer in time, nothing is shown of it.
+    let scrape = eventually("what the store holds to be shown", || async {
+        let scrape = Scrape::of(&gateway.client).await;
+        if scrape.0.contains_key("posthaste_dead_letters") { Ok(scrape) } else { Err(format!("{:#?}", scrape.0)) }
+    })
+    .await;
     assert!((7.0..=10.0).contains(&scrape.value("posthaste_dead_letters")), "{:?}", scrape.0);
     assert!(scrape.value("posthaste_oldest_dead_letter_age_seconds") > 0.0);
     assert!(scrape.value("posthaste_answers_total{status=\"400\"}") >= 10.0);

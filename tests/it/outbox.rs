@@ -380,7 +380,7 @@ async fn a_relay_with_a_wrong_path_refuses_no_row() {
 
 #[tokio::test]
 async fn an_outbox_that_cannot_be_reached_is_told_by_doctor() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = "127.0.0.1:1";
     let url = format!("postgres://shop:secret@{nobody}/shop");
     let gateway = Gateway::start_with(Options::flags(&["--outbox", &url])).await;
     let finding = eventually("the finding", || async {

@@ -176,7 +176,7 @@ async fn failures_without_an_answer_are_told_apart_by_name() {
     for (name, url, kind) in cases {
         let endpoint = gateway
             .create_endpoint(
-                json!({"url": url, "retry": {"max_attempts": 1}, "timeout": {"connect": "300ms", "total": "300ms"}}),
+                json!({"url": url, "retry": {"max_attempts": 1}, "timeout": {"connect": "2s", "total": "2s"}}),
             )
             .await;
         gateway.send(json!({"id": name, "type":"a","endpoints":[endpoint["id"]],"data":1})).await;
@@ -191,7 +191,7 @@ async fn the_head_of_the_answer_decides_however_the_body_goes_on() {
     let gateway = Gateway::start().await;
     // Promises more than it sends, and stays open.
     let url = raw_receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\nbegin", true).await;
-    gateway.create_endpoint(json!({"url": url, "timeout": {"connect": "200ms", "total": "300ms"}})).await;
+    gateway.create_endpoint(json!({"url": url, "timeout": {"connect": "2s", "total": "2s"}})).await;
     gateway.send(json!({"id":"slow-body","type":"a","data":1})).await;
     let delivery = gateway.wait_for_state("slow-body", "delivered").await;
     let attempt = gateway.attempts_of(&delivery).await.remove(0);
