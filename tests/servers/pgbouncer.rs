@@ -46,7 +46,7 @@ impl PgBouncer {
         pooler.arg(&file);
         let guard = Arc::new(Guard::new(folder, &pooler));
         guard.start().await;
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + Duration::from_secs(90);
         while let Err(problem) = tokio_postgres::connect(&database.url_through(address), NoTls).await {
             let is_lost = guard.has_ended() || Instant::now() > until;
             assert!(!is_lost, "PgBouncer does not start: {problem}\n{}", guard.log());

@@ -22,7 +22,7 @@ const OVERRIDE: &str = "POSTHASTE_TEST_DATABASE_URL";
 /// Oldest version that the gateway works with.
 const OLDEST: u32 = 15;
 /// Longest time that a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 static SHARED: OnceCell<Server> = OnceCell::const_new();
 

@@ -1,14 +1,9 @@
 //! An open stream of server-sent events.
 
-use std::time::Duration;
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::Gateway;
-
-/// How long a part of a stream is waited for.
-const PART: Duration = Duration::from_secs(20);
+use super::{Gateway, PATIENCE};
 
 /// An open stream, and what came until now.
 pub struct EventStream {
@@ -41,13 +36,13 @@ impl EventStream {
                 self.text.push_str(&String::from_utf8_lossy(&part[..count]));
             }
         };
-        tokio::time::timeout(PART, reading).await.unwrap_or_else(|_| panic!("no {text:?}: {}", self.text));
+        tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(|_| panic!("no {text:?}: {}", self.text));
     }
 
     /// Reads to its end.
     pub async fn end(&mut self) {
         let mut rest = Vec::new();
-        tokio::time::timeout(PART, self.connection.read_to_end(&mut rest)).await.expect("it ends").ok();
+        tokio::time::timeout(PATIENCE, self.connection.read_to_end(&mut rest)).await.expect("it ends").ok();
         self.text.push_str(&String::from_utf8_lossy(&rest));
     }
 }

@@ -32,8 +32,9 @@ pub use raw::{RawReceiver, RawStep};
 pub use receiver::{ReceivedRequest, Receiver, Reply, overlaps};
 pub use smtp::{MailServer, MailServerBehaviour, ReceivedMail, SmtpFault};
 
-/// Longest wait for anything before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for anything before a test fails: long enough for a machine whose
+/// processors are all busy.
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Returns the time that a JSON value holds.
 pub fn time(value: &serde_json::Value) -> jiff::Timestamp {

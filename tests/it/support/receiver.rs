@@ -82,7 +82,7 @@ struct Shared {
 impl Shared {
     async fn wait_for_release(&self) {
         let mut go_on = self.go_on.subscribe();
-        let _ = tokio::time::timeout(Duration::from_secs(60), go_on.wait_for(|go| *go)).await;
+        let _ = go_on.wait_for(|go| *go).await;
     }
 }
 
