@@ -75,12 +75,18 @@ async fn what_no_node_has_written_yet_is_shown_by_every_node() {
         })
         .await;
     }
-    let types = cluster.nodes[0].client().get("/v1/figures/types").await.expect(200);
-    let attempts: Vec<&Value> = types["data"].as_array().unwrap().iter().map(|one| &one["attempts"]).collect();
-    assert_eq!(attempts, [&json!(2 * events), &json!(2 * events)], "{types}");
-    let table = cluster.nodes[1].client().get("/v1/health-table").await.expect(200);
-    let success = table["rows"].as_array().unwrap().iter().find(|row| row["name"] == "success_rate").unwrap();
-    assert_eq!(success["n"], 2 * events, "{table}");
+    eventually("the attempts of both nodes by type", || async {
+        let types = cluster.nodes[0].client().get("/v1/figures/types").await.expect(200);
+        let attempts: Vec<&Value> = types["data"].as_array().unwrap().iter().map(|one| &one["attempts"]).collect();
+        if attempts == [&json!(2 * events), &json!(2 * events)] { Ok(()) } else { Err(types.to_string()) }
+    })
+    .await;
+    eventually("the health table of both nodes", || async {
+        let table = cluster.nodes[1].client().get("/v1/health-table").await.expect(200);
+        let success = table["rows"].as_array().unwrap().iter().find(|row| row["name"] == "success_rate").unwrap();
+        if success["n"] == 2 * events { Ok(()) } else { Err(table.to_string()) }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

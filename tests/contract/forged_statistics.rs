@@ -74,6 +74,7 @@ const TABLES_AND_INDEXES: &str = "SELECT t.oid FROM pg_class t
 fn fill() -> String {
     format!(
         "ALTER TABLE posthaste.queue SET (autovacuum_enabled = off);
+         ALTER TABLE posthaste.lanes SET (autovacuum_enabled = off);
          INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, due_at, behind,
                                       expiry_check_at, accepting_node)
          SELECT no + n, tenant, endpoint, shard, event, created_at, format, CASE WHEN n % 2 = 0 THEN 'lane' END,

@@ -117,17 +117,22 @@ const NODE_ON_A_FULL_DISK: Language = Language {
     ..NODE
 };
 
-/// Builds an example beside the tests' other files. `go run` would leave the program
+/// Builds an example beside the tests' other files, once. `go run` would leave the program
 /// behind when it is killed.
 fn built_by_go(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go");
-    let built = folder.join(name);
-    let mut command = std::process::Command::new("go");
-    command.args(["build", "-o"]).arg(&built).arg(example(&format!("go/{name}.go")));
-    command.env("GOCACHE", folder.join("cache")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
-    let status = command.status().expect("go is installed: Debian's package golang-go");
-    assert!(status.success(), "{name}.go is not built");
-    built
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go");
+        for name in ["producer", "receiver"] {
+            let mut command = std::process::Command::new("go");
+            command.args(["build", "-o"]).arg(folder.join(name)).arg(example(&format!("go/{name}.go")));
+            command.env("GOCACHE", folder.join("cache")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
+            let status = command.status().expect("go is installed: Debian's package golang-go");
+            assert!(status.success(), "{name}.go is not built");
+        }
+        folder
+    });
+    folder.join(name)
 }
 
 /// Runs an example of Java. Both are compiled once: `java Receiver.java` compiles at every
