@@ -94,10 +94,7 @@ impl JobRunner {
         for (job, part) in parts {
             had_room += usize::from(self.node.room() > 0);
             let stepped = match job.spec.kind {
-                JobKind::Purge => {
-                    let stepped = purge::step(gateway, job, part).await;
-                    stepped.map(|has_more| if has_more { STEP_REST } else { BUSY_REST })
-                }
+                JobKind::Purge => self.step_purge(gateway, job, part).await,
                 JobKind::Replay | JobKind::Retry | JobKind::Discard | JobKind::Cancel | JobKind::Backfill => {
                     self.step_part(gateway, job, part).await
                 }
@@ -105,11 +102,27 @@ impl JobRunner {
             match stepped {
                 Ok(of_part) => rest = rest.min(of_part),
                 Err(Error::Stale(_) | Error::Changed) => {}
-                Err(problem) => part_failed(gateway, job, part, problem).await,
+                Err(problem) => {
+                    let now = gateway.clock.now();
+                    let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace::new(now));
+                    part_failed(gateway, job, part, problem, pace.interrupt(now)).await;
+                }
             }
         }
         self.turn = self.turn.wrapping_add(had_room);
         Ok(rest)
+    }
+
+    /// Makes one step of a purge, if it is time for one. Returns how long to rest then.
+    async fn step_purge(&mut self, gateway: &Gateway, job: &Job, part: &JobPart) -> Result<Duration> {
+        let now = gateway.clock.now();
+        let pace = self.paces.entry((job.id, part.endpoint)).or_insert(PartPace::new(now));
+        if let Some(rest) = pace.resting(now) {
+            return Ok(rest);
+        }
+        let has_more = purge::step(gateway, job, part).await?;
+        pace.succeed();
+        Ok(if has_more { STEP_REST } else { BUSY_REST })
     }
 
     /// Makes one step of a part, if it is time for one. Returns how long to rest then.
@@ -169,6 +182,7 @@ impl JobRunner {
         pace.take(taken);
         self.node.take(if is_sending { taken } else { 0 });
         let advanced = gateway.store.advance_job(lease, step, now).await?;
+        pace.succeed();
         put_in_force(gateway, job, part, advanced);
         Ok(if has_more { pace.go_on(now) } else { rest })
     }
@@ -252,13 +266,16 @@ fn job_step(
     }
 }
 
-/// Ends a job that cannot go on; one that meets a store in trouble goes on later.
-async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Error) {
+/// Ends a job that cannot go on; one that meets a store in trouble goes on later, which
+/// is logged if it `is_news`.
+async fn part_failed(gateway: &Gateway, job: &Job, part: &JobPart, problem: Error, is_news: bool) {
     let now = gateway.clock.now();
     // It is not known whether anything was written: the store is asked what is due.
     gateway.dispatcher.due_in_store(part.endpoint, now);
     if !matches!(problem, Error::Unreadable(_) | Error::UnknownCode(_)) {
-        warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} is interrupted at endpoint {} and continues soon: {problem}", job.id, part.endpoint);
+        if is_news {
+            warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} is interrupted at endpoint {} and continues soon: {problem}", job.id, part.endpoint);
+        }
         return;
     }
     warn!(job.id = %job.id, endpoint.id = %part.endpoint, "job {} has failed at endpoint {}: {problem}", job.id, part.endpoint);

@@ -15,8 +15,11 @@ pub const BUSY_REST: Duration = Duration::from_millis(100);
 pub const STEP_REST: Duration = Duration::from_millis(5);
 /// Shortest rest of a part whose cap keeps it from going on while deliveries end.
 const AT_CAP_REST_MIN: Duration = Duration::from_millis(10);
-/// About the time in which a delivery that has ended makes room for the next: the
-/// shortest rest, and the step itself.
+/// Longest rest after a step that failed: the store may be full, or away, for long.
+const ERROR_REST: Duration = Duration::from_secs(1);
+/// Time in which a delivery that has ended makes room for the next: the shortest rest,
+/// and as much for the step, which reads and commits. Steps of many endpoints follow one
+/// another, so that each of those gets its turn later.
 const FOLLOWED_IN: Duration = Duration::from_millis(20);
 /// Fewest deliveries that a step reads.
 const LOOK_MIN: usize = 32;
@@ -44,6 +47,8 @@ pub struct PartPace {
     rest: Duration,
     /// Time of the next step, or of one soon after it.
     step_at: Timestamp,
+    /// Whether the last step failed.
+    is_interrupted: bool,
 }
 
 /// What all sending jobs of this node together may release, while its processors are
@@ -98,7 +103,7 @@ impl PartPace {
     /// Returns the pace of a part that begins now.
     pub fn new(now: Timestamp) -> Self {
         let (look, rest, step_at) = (LOOK_MIN, BUSY_REST, now);
-        Self { allowance: 1.0, at: now, measured_since: now, ended: 0, look, rest, step_at }
+        Self { allowance: 1.0, at: now, measured_since: now, ended: 0, look, rest, step_at, is_interrupted: false }
     }
 
     /// Returns how many deliveries may be taken now, while so many of the part's may be
@@ -148,6 +153,18 @@ impl PartPace {
         // Whoever rests that long may come a tenth early.
         self.step_at = time_after(now, self.rest.mul_f64(0.9));
         self.rest
+    }
+
+    /// Notes that a step failed, after which the next waits for longer. Returns whether
+    /// somebody should be told: not again before a step was written.
+    pub fn interrupt(&mut self, now: Timestamp) -> bool {
+        self.step_at = time_after(now, ERROR_REST);
+        !std::mem::replace(&mut self.is_interrupted, true)
+    }
+
+    /// Notes that a step was written.
+    pub fn succeed(&mut self) {
+        self.is_interrupted = false;
     }
 
     /// Returns how many deliveries a step reads.
@@ -286,6 +303,17 @@ mod tests {
         assert_eq!((pace.resting(at(89)), pace.resting(at(90))), (Some(STEP_REST), None));
         pace.go_on(at(50));
         assert_eq!(pace.resting(at(50)), None);
+    }
+
+    #[test]
+    fn a_failure_is_told_once_until_a_step_is_written_and_the_next_comes_a_second_later() {
+        let at = |ms: i64| Timestamp::from_millisecond(1_700_000_000_000 + ms).unwrap();
+        let mut pace = PartPace::new(at(0));
+        assert!(pace.interrupt(at(0)));
+        assert_eq!((pace.resting(at(900)), pace.resting(at(1_000))), (Some(Duration::from_millis(100)), None));
+        assert!(!pace.interrupt(at(1_000)), "it is known");
+        pace.succeed();
+        assert!(pace.interrupt(at(3_000)), "this is another one");
     }
 
     #[test]
