@@ -151,9 +151,11 @@ impl JobRunner {
         let busy = still.iter().chain(ended.iter().filter(|one| one.next.is_some()));
         let lanes = busy.filter_map(|one| one.lane.clone()).collect();
         let mut picked = PickedDeliveries { lanes, ..PickedDeliveries::default() };
-        let next: Vec<DeliveryId> = ended.iter().filter_map(|one| one.next).chain(held).take(room.most).collect();
+        let next = ended.iter().filter_map(|one| Some((one.next?, one.lane.clone()?)));
+        let next: Vec<(DeliveryId, String)> = next.chain(held).take(room.most).collect();
         if !next.is_empty() {
-            let found = gateway.store.job_candidates_by_id(&part.tenant, next.clone()).await?;
+            let ids = next.iter().map(|(id, _)| *id).collect();
+            let found = gateway.store.job_candidates_by_id(&part.tenant, ids).await?;
             picker.pick_held(&mut picked, &next, &found, is_in_flight);
         }
         let can_read = !part.is_read && room.most > picked.take.len();
@@ -195,7 +197,7 @@ async fn followed(
     job: &Job,
     part: &JobPart,
     has_endpoint: bool,
-) -> Result<(Vec<WaitingInJob>, Vec<WaitingInJob>, Vec<DeliveryId>)> {
+) -> Result<(Vec<WaitingInJob>, Vec<WaitingInJob>, Vec<(DeliveryId, String)>)> {
     if !job.spec.kind.is_sending() {
         return Ok((Vec::new(), Vec::new(), Vec::new()));
     }

@@ -79,9 +79,9 @@ pub struct WaitingInJob {
 pub struct FollowedDeliveries {
     /// Deliveries that it has changed and not seen end yet.
     pub waiting: Vec<WaitingInJob>,
-    /// If there are none: deliveries that it holds back, the first of each lane. What
-    /// they waited for was forgotten, or refused the change.
-    pub held: Vec<DeliveryId>,
+    /// If there are none: deliveries that it holds back, the first of each lane, with the
+    /// lane. What they waited for was forgotten, or refused the change.
+    pub held: Vec<(DeliveryId, String)>,
 }
 
 /// The jobs that run, and what else a node has to know of.
@@ -172,8 +172,9 @@ pub struct JobStep {
     pub backfill: Vec<BackfillTake>,
     /// Deliveries that match and come later, each with its lane, which is busy.
     pub hold: Vec<(DeliveryId, String)>,
-    /// Deliveries that were held back and are decided about in this step.
-    pub unhold: Vec<DeliveryId>,
+    /// Deliveries that were held back and are decided about in this step, each with the
+    /// lane by which it is found among the others.
+    pub unhold: Vec<(DeliveryId, String)>,
     /// Reasons for which the step left deliveries out, one for each.
     pub left_out: Vec<LeftOut>,
     /// Changed deliveries that have ended since, and how. Deliveries that wait behind a
@@ -280,9 +281,10 @@ pub(super) fn first_state(job: &Job, (running, unfinished): (u32, u32), running_
 }
 
 /// Returns the first delivery of each lane.
-pub(super) fn first_of_lanes(held: Vec<(String, DeliveryId)>) -> Vec<DeliveryId> {
+pub(super) fn first_of_lanes(mut held: Vec<(DeliveryId, String)>) -> Vec<(DeliveryId, String)> {
     let mut seen = HashSet::new();
-    held.into_iter().filter(|(lane, _)| seen.insert(lane.clone())).map(|(_, id)| id).collect()
+    held.retain(|(_, lane)| seen.insert(lane.clone()));
+    held
 }
 
 /// Returns the refusal of what cannot be done while a tenant is purged.

@@ -360,19 +360,39 @@ async fn what_is_held_back_is_found_by_its_lane_and_keeps_a_job_open(fixture: St
     fixture.change(dead[2], DeliveryChange::Discard, at(103)).await.unwrap();
     let part = open_part(&fixture).await;
     assert_eq!((part.counts.held, part.counts.waiting), (2, 2));
-    let second = JobStep { unhold: vec![dead[2]], ended: ended(&dead[..2]), ..step(&job, &part, &dead[2..3]) };
+    let second =
+        JobStep { unhold: vec![(dead[2], "a".to_owned())], ended: ended(&dead[..2]), ..step(&job, &part, &dead[2..3]) };
     let second = JobStep { after: part.after, ..second };
     assert!(!fixture.store.advance_job(lease, second, at(104)).await.unwrap().is_finished);
     // Nothing is under way, and yet what is held back is found.
     let rest = followed().await;
     assert!(rest.waiting.is_empty());
-    assert_eq!(rest.held, [dead[3]]);
+    assert_eq!(rest.held, [(dead[3], "a".to_owned())]);
     let part = open_part(&fixture).await;
     assert_eq!((part.counts.held, part.counts.done), (1, 2));
-    let third = JobStep { unhold: vec![dead[3]], ..step(&job, &part, &dead[3..]) };
+    let third = JobStep { unhold: vec![(dead[3], "a".to_owned())], ..step(&job, &part, &dead[3..]) };
     fixture.store.advance_job(lease, third, at(105)).await.unwrap();
     let part = open_part(&fixture).await;
     assert_eq!((part.counts.held, part.counts.waiting, part.counts.done), (0, 1, 3));
+}
+
+/// A job may hold back a million, of which each step looks for a few.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_back_is_deleted_by_its_lane_however_much_else_there_is() {
+    let fixture = StoreFixture::postgres().await;
+    let (database, job) = (fixture.database(), "'00000000-0000-0000-0000-000000000001'::uuid");
+    let fill = format!(
+        "INSERT INTO posthaste.job_held (job, endpoint, lane, delivery)
+         SELECT {job}, {job}, 'lane' || n % 50, gen_random_uuid() FROM generate_series(1, 5000) n"
+    );
+    database.execute(&fill).await;
+    let statement = include_str!("../../src/store/postgres/sql/unhold.sql");
+    let given = [("$1", job), ("$2", job), ("$3", "ARRAY[gen_random_uuid()]"), ("$4", "ARRAY['lane7']")];
+    let statement = given.iter().fold(statement.to_owned(), |sql, (name, value)| sql.replace(name, value));
+    let plan = database.rows(&format!("EXPLAIN {statement}")).await;
+    let lines: Vec<&str> = plan.iter().filter_map(|row| row[0].as_deref()).collect();
+    let sought = lines.iter().any(|line| line.contains("Index Cond") && line.contains("lane = "));
+    assert!(sought, "all that a part holds back is read: {lines:#?}");
 }
 
 async fn a_job_of_a_newer_version_keeps_no_other_from_going_on(fixture: StoreFixture) {

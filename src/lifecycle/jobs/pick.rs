@@ -17,8 +17,8 @@ pub struct PickedDeliveries {
     pub backfill: Vec<BackfillTake>,
     /// Deliveries that wait until another one of their lane has ended, with the lane.
     pub hold: Vec<(DeliveryId, String)>,
-    /// Deliveries that were held back and are decided about.
-    pub unhold: Vec<DeliveryId>,
+    /// Deliveries that were held back and are decided about, with the lane.
+    pub unhold: Vec<(DeliveryId, String)>,
     /// Why deliveries are left out.
     pub left_out: Vec<LeftOut>,
     /// The last one that was decided about.
@@ -46,12 +46,12 @@ impl PartPicker<'_> {
     pub fn pick_held(
         &self,
         picked: &mut PickedDeliveries,
-        ids: &[DeliveryId],
+        held: &[(DeliveryId, String)],
         found: &[JobCandidate],
         is_in_flight: impl Fn(DeliveryId) -> bool,
     ) {
-        for id in ids {
-            picked.unhold.push(*id);
+        for (id, lane) in held {
+            picked.unhold.push((*id, lane.clone()));
             // What was forgotten meanwhile is no longer part of the job.
             let Some(candidate) = found.iter().find(|candidate| candidate.delivery.id == *id) else { continue };
             match self.decide(candidate, &is_in_flight) {

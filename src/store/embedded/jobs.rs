@@ -319,7 +319,7 @@ fn followed(db: &Connection, job: JobId, endpoint: EndpointId) -> rusqlite::Resu
     }
     if followed.waiting.is_empty() {
         let sql =
-            "SELECT lane, delivery FROM job_held WHERE job = ? AND endpoint = ? ORDER BY lane, delivery LIMIT 500";
+            "SELECT delivery, lane FROM job_held WHERE job = ? AND endpoint = ? ORDER BY lane, delivery LIMIT 500";
         let mut statement = db.prepare_cached(sql)?;
         let held = statement.query_map(params![job, endpoint], |row| Ok((row.get(0)?, row.get(1)?)))?;
         followed.held = first_of_lanes(held.collect::<rusqlite::Result<_>>()?);
@@ -373,15 +373,9 @@ fn write_part(db: &Connection, step: &JobStep, part: &JobPart, advanced: &JobAdv
         let sql = "DELETE FROM job_waiting WHERE job = ? AND endpoint = ? AND delivery = ?";
         db.prepare_cached(sql)?.execute(params![step.job, part.endpoint, id])?;
     }
-    for id in &step.unhold {
-        let sql = "DELETE FROM job_held WHERE job = ?1 AND endpoint = ?2 AND delivery = ?3
-                   AND lane = (SELECT lane FROM deliveries WHERE no = ?4)";
-        let deleted = db.prepare_cached(sql)?.execute(params![step.job, part.endpoint, id, delivery_no(*id)])?;
-        if deleted == 0 {
-            // It was forgotten meanwhile, and with it what its lane was.
-            let sql = "DELETE FROM job_held WHERE job = ? AND endpoint = ? AND delivery = ?";
-            db.prepare_cached(sql)?.execute(params![step.job, part.endpoint, id])?;
-        }
+    for (id, lane) in &step.unhold {
+        let sql = "DELETE FROM job_held WHERE job = ? AND endpoint = ? AND lane = ? AND delivery = ?";
+        db.prepare_cached(sql)?.execute(params![step.job, part.endpoint, lane, id])?;
     }
     for (id, lane) in &step.hold {
         let sql = "INSERT INTO job_held (job, endpoint, lane, delivery) VALUES (?, ?, ?, ?)";

@@ -230,7 +230,7 @@ async fn followed(shared: &PostgresState, job: JobId, endpoint: EndpointId) -> R
     });
     let mut followed = FollowedDeliveries { waiting: waiting.collect(), held: Vec::new() };
     if followed.waiting.is_empty() {
-        let sql = "SELECT lane, delivery FROM posthaste.job_held WHERE job = $1 AND endpoint = $2
+        let sql = "SELECT delivery, lane FROM posthaste.job_held WHERE job = $1 AND endpoint = $2
                    ORDER BY lane, delivery LIMIT 500";
         let rows = read_rows(shared, sql, bind![job, endpoint]).await?;
         followed.held = first_of_lanes(rows.iter().map(|row| (row.get(0), row.get(1))).collect());
@@ -382,8 +382,8 @@ async fn write_part(tx: &PgTransaction, step: &JobStep, part: &JobPart, advanced
         tx.execute(sql, bind![step.job, part.endpoint, ended]).await?;
     }
     if !step.unhold.is_empty() {
-        let sql = "DELETE FROM posthaste.job_held WHERE job = $1 AND endpoint = $2 AND delivery = ANY ($3)";
-        tx.execute(sql, bind![step.job, part.endpoint, step.unhold]).await?;
+        let (held, lanes): (Vec<DeliveryId>, Vec<String>) = step.unhold.iter().cloned().unzip();
+        tx.execute(include_str!("sql/unhold.sql"), bind![step.job, part.endpoint, held, lanes]).await?;
     }
     if !step.hold.is_empty() {
         let (held, lanes): (Vec<DeliveryId>, Vec<String>) = step.hold.iter().cloned().unzip();
