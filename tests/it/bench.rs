@@ -145,11 +145,33 @@ async fn neighbour_measures_a_quiet_tenant_alone_and_beside_a_loud_one() {
 
 #[tokio::test]
 async fn replay_measures_new_events_alone_and_beside_the_replay() {
-    let figures = bench(&["replay", "--dead", "20000", "--endpoints", "2", "--producers", "2", "--pairs", "1"]).await;
+    let size = ["--dead", "6000", "--endpoints", "2", "--max-in-flight", "5", "--producers", "2", "--pairs", "1"];
+    let figures = bench(&[&["replay", "--to-end"], &size[..]].concat()).await;
     let replayed = |half: &str| figures["pairs"][0][half]["replayed_per_second"].as_f64().unwrap();
     assert_eq!(replayed("alone"), 0.0, "nothing is sent of a replay that is paused: {figures}");
     assert!(replayed("beside").is_finite(), "{figures}");
     assert!(figures["kept"]["delivered"].as_f64().unwrap() > 0.0, "{figures}");
+    // Some more in between, and no dead letter is left, or it says so.
+    let without = number(&figures["alone"], "replayed") + number(&figures["rest"], "replayed");
+    assert!(0 < without && without < 6_000, "{figures}");
+    let most = number(&figures["rest"], "resident_bytes");
+    assert!(number(&figures, "resident_bytes") > 0 && most > 0, "{figures}");
+}
+
+#[tokio::test]
+async fn figures_measures_the_row_of_each_endpoint() {
+    let database = Server::shared(&[]).await.database().await;
+    for store in [&[][..], &["--database-url", database.url()]] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = [&["bench", "figures", "--endpoints", "20", "--json"], store].concat();
+        let output = posthaste(&args).current_dir(folder.path()).output().await.expect("it runs");
+        let report: Value = serde_json::from_str(&succeeded(&args, &output)).unwrap();
+        assert_eq!(number(&report, "delivered"), 20, "{report}");
+        assert!(report["row"]["gateway_micros"].is_number(), "{report}");
+        // A server that the tests did not start may be on another machine.
+        let has_database = report["row"]["database_micros"].is_number();
+        assert!(store.is_empty() != has_database || std::env::var_os("POSTHASTE_TEST_DATABASE_URL").is_some());
+    }
 }
 
 /// Looks at the pages of a store that is nearly empty; returns the report. Whether pages

@@ -12,10 +12,13 @@ use http::Method;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::database::{BenchDatabase, DatabaseSizes};
+use super::proc_stat::ProcStat;
 
 /// The store that gateways of a benchmark run on.
 #[derive(Debug, Clone, clap::Args)]
@@ -107,6 +110,31 @@ impl BenchFolder {
         Ok(GatewayGroup { nodes, tenant, data, database })
     }
 
+    /// Ends the gateways of a row as an operator does, once they are at rest, and starts
+    /// them on their store again. Returns what the end took.
+    pub async fn restarted(&self, group: GatewayGroup) -> anyhow::Result<(StopCost, GatewayGroup)> {
+        let GatewayGroup { nodes, tenant, data, database } = group;
+        tokio::time::sleep(REST).await;
+        let used: f64 = nodes.iter().map(GatewayProcess::cpu_seconds).sum();
+        let (before, began) = ((ended_cpu_seconds(), database_cpu_seconds(database.as_ref()).await), Instant::now());
+        for node in &nodes {
+            node.terminate()?;
+        }
+        for mut node in nodes {
+            let ended = tokio::time::timeout(STOP_MAX, node.process.wait()).await;
+            ended.with_context(|| format!("a gateway did not end within {} s", STOP_MAX.as_secs()))??;
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        let database_after = database_cpu_seconds(database.as_ref()).await;
+        let cost = StopCost {
+            seconds,
+            cpu_seconds: ended_cpu_seconds() - before.0 - used,
+            database_cpu_seconds: database_after.zip(before.1).map(|(after, before)| after - before),
+        };
+        let nodes = self.start_nodes(&data).await?;
+        Ok((cost, GatewayGroup { nodes, tenant, data, database }))
+    }
+
     async fn start_nodes(&self, data: &Path) -> anyhow::Result<Vec<GatewayProcess>> {
         let mut nodes = Vec::new();
         for number in 0..self.store.nodes {
@@ -116,6 +144,33 @@ impl BenchFolder {
         }
         Ok(nodes)
     }
+}
+
+/// Interval at which memory is read while something is done.
+const SAMPLED_EVERY: Duration = Duration::from_millis(100);
+/// Time after which gateways do nothing any more for what came before.
+const REST: Duration = Duration::from_millis(500);
+/// Longest time that gateways may take to end.
+const STOP_MAX: Duration = Duration::from_secs(120);
+
+/// What the end of gateways took.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub struct StopCost {
+    /// Time in seconds.
+    pub seconds: f64,
+    /// CPU time of the gateways.
+    pub cpu_seconds: f64,
+    /// CPU time of the database's server, if it is on this machine.
+    pub database_cpu_seconds: Option<f64>,
+}
+
+/// Returns the CPU time of all gateways that have ended.
+fn ended_cpu_seconds() -> f64 {
+    ProcStat::own().map_or(0.0, |stat| stat.ended_children_cpu_seconds())
+}
+
+async fn database_cpu_seconds(database: Option<&BenchDatabase>) -> Option<f64> {
+    database?.cpu_seconds().await
 }
 
 /// The gateways of one row, and the tenant that is measured.
@@ -187,7 +242,25 @@ impl GatewayGroup {
 
     /// Returns the resident memory of the processes and the size of the data directory.
     pub fn sizes(&self) -> (u64, u64) {
-        (self.nodes.iter().map(GatewayProcess::resident_bytes).sum(), folder_bytes(&self.data))
+        (self.resident_bytes(), folder_bytes(&self.data))
+    }
+
+    /// Returns the resident memory of the processes.
+    pub fn resident_bytes(&self) -> u64 {
+        self.nodes.iter().map(GatewayProcess::resident_bytes).sum()
+    }
+
+    /// Waits for some work; returns what it returns, and the largest resident memory of
+    /// the processes meanwhile.
+    pub async fn peak_bytes<T>(&self, work: impl Future<Output = T>) -> (T, u64) {
+        let mut peak = self.resident_bytes();
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return (done, peak.max(self.resident_bytes())),
+                () = tokio::time::sleep(SAMPLED_EVERY) => peak = peak.max(self.resident_bytes()),
+            }
+        }
     }
 
     /// Returns the folder that they make backups in.
@@ -353,13 +426,14 @@ impl GatewayProcess {
 
     /// Returns the CPU time that the process has used, in seconds.
     fn cpu_seconds(&self) -> f64 {
-        let stat = self.proc_file("stat");
-        let fields = stat.as_deref().and_then(|stat| stat.rsplit(')').next());
-        let ticks: f64 = fields
-            .map(|fields| fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum())
-            .unwrap_or(0.0);
-        // The kernel counts CPU time in hundredths of a second.
-        ticks / 100.0
+        self.process.id().and_then(ProcStat::of).map_or(0.0, |stat| stat.cpu_seconds())
+    }
+
+    /// Asks the process to end.
+    fn terminate(&self) -> anyhow::Result<()> {
+        let pid = self.process.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        kill_process(pid.context("a gateway has ended already")?, Signal::TERM)?;
+        Ok(())
     }
 
     fn resident_bytes(&self) -> u64 {

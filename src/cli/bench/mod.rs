@@ -13,9 +13,11 @@ mod backup;
 mod chart;
 mod dashboard;
 mod database;
+mod figures;
 mod gateway;
 mod load;
 mod neighbour;
+mod proc_stat;
 mod receiver;
 mod replay;
 mod report;
@@ -75,6 +77,8 @@ enum Benchmark {
     Neighbour(neighbour::NeighbourArgs),
     /// New events alone, then beside a replay of many dead letters: how much of their speed they keep.
     Replay(replay::ReplayArgs),
+    /// One event for each of many endpoints: what the row of figures costs that each of them gets.
+    Figures(figures::FiguresArgs),
     /// Events on their way in without, and with a backup being made: how much of their speed they keep.
     Backup(backup::BackupBenchArgs),
     /// People who look at the dashboard of a large store: how long pages take, and what they cost.
@@ -262,7 +266,7 @@ impl Benchmark {
                 let row = Scenario { name, ..common.single(producers) };
                 (common, vec![row])
             }
-            Self::Neighbour(_) | Self::Replay(_) | Self::Backup(_) | Self::Dashboard(_) => {
+            Self::Neighbour(_) | Self::Replay(_) | Self::Figures(_) | Self::Backup(_) | Self::Dashboard(_) => {
                 unreachable!("it has no rows")
             }
         }
@@ -274,6 +278,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let (common, rows) = match args.what {
         Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
         Some(Benchmark::Replay(args)) => return replay::run(args).await,
+        Some(Benchmark::Figures(args)) => return figures::run(args).await,
         Some(Benchmark::Backup(args)) => return backup::run(args).await,
         Some(Benchmark::Dashboard(args)) => return dashboard::run(args).await,
         Some(benchmark) => benchmark.rows(),
