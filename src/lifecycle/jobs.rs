@@ -2,10 +2,10 @@
 //!
 //! A step changes a few deliveries and moves the job's position in one commit of
 //! the store. What a sending job has put back to waiting is followed to its end:
-//! at most `max_in_flight` of them wait per endpoint, one per lane, and the next
-//! are released when some have ended, which is looked at more often the faster
-//! they end. So a million dead letters are never due at once, and new events go
-//! first.
+//! at most `max_in_flight` of them may go per endpoint, one per lane, and the next
+//! are released when some have ended or failed again, which is looked at more often
+//! the faster they end. So a million dead letters are never due at once, and new
+//! events go first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use self::backfill::EventPicker;
 use self::candidates::{LOOK, candidates_of};
 use self::pace::{BUSY_REST, NodePace, PartPace, STEP_REST};
-use self::pick::{PartPicker, PickedDeliveries};
+use self::pick::{PartPicker, PickedDeliveries, left_waiting};
 use super::{Gateway, purge};
 use crate::model::dead_letter_group::{GroupBy, GroupField, GroupFilter};
 use crate::model::delivery::{DeliveryState, time_after};
@@ -140,9 +140,11 @@ impl JobRunner {
         }
         let endpoint = gateway.store.endpoint(&part.tenant, part.endpoint);
         let (still, ended, held) = followed(gateway, job, part, endpoint.is_some()).await?;
-        let behind = still.iter().filter(|one| one.is_behind).count();
-        let mut room = pace.room(&job.spec, endpoint.as_deref(), (still.len() - behind, behind), now);
-        let rest = pace.rest(room.is_at_cap && !self.node.is_limited(), (ended.len(), still.len()), now);
+        // What has failed again keeps nothing else from being sent.
+        let later = still.iter().filter(|one| one.waits_longer(now)).count();
+        let may_go = still.len() - later;
+        let mut room = pace.room(&job.spec, endpoint.as_deref(), (may_go, later), now);
+        let rest = pace.rest(room.is_at_cap && !self.node.is_limited(), (ended.len(), may_go), now);
         room.most = room.most.min(if is_sending { self.node.room() } else { usize::MAX });
         let filter = job.spec.filter.clone().to_engine_time(gateway.clock.wall_offset());
         let picker = PartPicker { job, filter: &filter, is_deleted: endpoint.is_none(), now };
@@ -172,10 +174,12 @@ impl JobRunner {
         }
         // One whose lane has another to come stays listed until that one is taken.
         let is_over = |one: &WaitingInJob| one.next.is_none_or(|next| picked.take.contains(&next));
-        let over = ended.iter().filter(|one| is_over(one)).chain(still.iter().filter(|_| is_stuck));
-        let ended = over.map(|one| (one.id, one.state)).collect();
+        let over: Vec<&WaitingInJob> = ended.iter().filter(|one| is_over(one)).collect();
+        let measured = pace.measure(over.len(), now);
+        let left = left_waiting(&still, is_stuck, now);
+        let ended = over.into_iter().chain(left).map(|one| (one.id, one.state)).collect();
         let mut step = job_step(job, part, picked, is_end, ended);
-        step.pace = pace.measure(step.ended.len(), now);
+        step.pace = measured;
         let taken = step.take.len() + step.backfill.len();
         if step.is_nothing() {
             return Ok(rest);
@@ -210,7 +214,7 @@ async fn followed(
 /// Whether all that a part still follows waits behind dead letters in its lanes: nothing
 /// comes of it before a person has changed those.
 async fn is_stuck(gateway: &Gateway, part: &JobPart, still: &[WaitingInJob]) -> Result<bool> {
-    if still.is_empty() || part.counts.held > 0 || !still.iter().all(|one| one.is_behind) {
+    if still.is_empty() || !still.iter().all(|one| one.is_behind) {
         return Ok(false);
     }
     for lane in still.iter().filter_map(|one| one.lane.as_deref()) {

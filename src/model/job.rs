@@ -291,6 +291,9 @@ pub struct JobCounts {
     pub dead: u64,
     /// Changed ones that wait.
     pub waiting: u64,
+    /// Those of them that are no longer followed: nothing is known to come of them soon.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_waiting: u64,
     /// Deliveries that match and come later, because another one of their lane is under
     /// way.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -347,6 +350,7 @@ impl JobCounts {
         self.delivered += other.delivered;
         self.dead += other.dead;
         self.waiting += other.waiting;
+        self.left_waiting += other.left_waiting;
         self.held += other.held;
         for (why, count) in &other.left_out {
             *self.left_out.entry(*why).or_default() += count;

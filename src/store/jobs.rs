@@ -70,8 +70,18 @@ pub struct WaitingInJob {
     pub lane: Option<String>,
     /// Whether a predecessor in its lane holds it back.
     pub is_behind: bool,
+    /// Time of its next attempt, if it waits.
+    pub due_at: Option<Timestamp>,
     /// The first delivery of its lane that the job holds back until this one has ended.
     pub next: Option<DeliveryId>,
+}
+
+impl WaitingInJob {
+    /// Whether no attempt may be made now, because its lane or its retry policy holds it
+    /// back.
+    pub fn waits_longer(&self, now: Timestamp) -> bool {
+        self.is_behind || self.due_at.is_some_and(|due_at| due_at > now)
+    }
 }
 
 /// The deliveries that a part of a job follows.
@@ -177,8 +187,8 @@ pub struct JobStep {
     pub unhold: Vec<(DeliveryId, String)>,
     /// Reasons for which the step left deliveries out, one for each.
     pub left_out: Vec<LeftOut>,
-    /// Changed deliveries that have ended since, and how. Deliveries that wait behind a
-    /// dead letter are no longer followed once they are the last of the part.
+    /// Changed deliveries that are no longer followed, and how they stand: they have ended,
+    /// or they wait for something that the part does not wait for.
     pub ended: Vec<(DeliveryId, Option<DeliveryState>)>,
     /// How fast deliveries end, if it was measured anew.
     pub pace: Option<MeasuredPace>,
@@ -240,9 +250,10 @@ impl JobStep {
         counts.done += changed;
         refused.iter().chain(&self.left_out).for_each(|why| counts.leave_out(*why));
         let is_left = |(_, state): &&(DeliveryId, Option<DeliveryState>)| *state == Some(DeliveryState::Waiting);
-        let left_waiting = self.ended.iter().filter(is_left).count() as u64;
         if self.kind.is_sending() {
+            let left_waiting = self.ended.iter().filter(is_left).count() as u64;
             let ended = self.ended.len() as u64 - left_waiting;
+            counts.left_waiting += left_waiting;
             counts.waiting = (counts.waiting + changed).saturating_sub(ended);
             for (_, state) in &self.ended {
                 match state {
@@ -252,7 +263,7 @@ impl JobStep {
                 }
             }
         }
-        let is_done = self.is_read && counts.waiting == left_waiting && counts.held == 0;
+        let is_done = self.is_read && counts.waiting == counts.left_waiting && counts.held == 0;
         JobPart { after: self.after, is_read: self.is_read, is_done, counts, ..self.before.clone() }
     }
 }

@@ -23,6 +23,7 @@ for_every_store! {
     what_was_changed_since_it_was_read_is_left_out,
     a_step_from_outdated_counts_is_refused,
     what_a_job_released_is_followed_to_its_end_and_then_it_is_finished,
+    what_a_job_no_longer_follows_counts_as_waiting_and_the_job_ends_without_it,
     a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed,
     jobs_beyond_those_that_may_run_are_queued,
     what_is_held_back_is_found_by_its_lane_and_keeps_a_job_open,
@@ -279,6 +280,26 @@ async fn what_a_job_released_is_followed_to_its_end_and_then_it_is_finished(fixt
     assert_eq!((job.state, job.finished_at), (JobState::Finished, Some(at(104))));
     let counts = job.counts();
     assert_eq!((counts.done, counts.delivered, counts.dead, counts.waiting), (2, 1, 1, 0));
+}
+
+async fn what_a_job_no_longer_follows_counts_as_waiting_and_the_job_ends_without_it(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = dead_letters(&fixture, &endpoint, 2).await;
+    let job = started(&fixture, JobKind::Replay, &endpoint).await;
+    let lease = fixture.lease(endpoint.id);
+    let first = step(&job, &open_part(&fixture).await, &dead[..1]);
+    fixture.store.advance_job(lease, first, at(101)).await.unwrap();
+    let left = vec![(dead[0], Some(DeliveryState::Waiting))];
+    let second = JobStep { ended: left, ..step(&job, &open_part(&fixture).await, &dead[1..]) };
+    fixture.store.advance_job(lease, second, at(102)).await.unwrap();
+    let followed = fixture.store.job_followed(job.id, endpoint.id).await.unwrap().waiting;
+    assert_eq!(followed.iter().map(|one| one.id).collect::<Vec<_>>(), dead[1..]);
+    assert!(followed[0].waits_longer(at(101)) && !followed[0].waits_longer(at(102)), "it is due at once");
+    let ended = vec![(dead[1], Some(DeliveryState::Delivered))];
+    let last = JobStep { ended, is_read: true, ..step(&job, &open_part(&fixture).await, &[]) };
+    assert!(fixture.store.advance_job(lease, last, at(103)).await.unwrap().is_finished);
+    let counts = fixture.store.job(&ours(), job.id).await.unwrap().unwrap().counts();
+    assert_eq!((counts.done, counts.delivered, counts.waiting), (2, 1, 1));
 }
 
 async fn a_job_that_is_paused_makes_no_step_and_goes_on_when_resumed(fixture: StoreFixture) {

@@ -592,6 +592,52 @@ fn a_replay_to_a_receiver_that_answers_at_once_sends_fifty_times_its_cap_a_secon
 }
 
 #[test]
+fn what_fails_again_keeps_nothing_else_from_being_replayed() {
+    // All die; of those that are sent again three fail until their next attempt.
+    let replies = [vec![(400, None); 12], vec![(503, None); 3], vec![(200, None)]].concat();
+    let settings = json!({"max_in_flight": 2, "retry": {"schedule": ["1h"], "jitter": "none"}});
+    DeadlineSimulation::answering(&replies).live(settings, async |running| {
+        for n in 0..12 {
+            running.send(&format!("e{n}"), None, None).await;
+        }
+        running.wait(60).await;
+        let job = running.start_job(JobKind::Replay, JobFilter { all: true, ..JobFilter::default() }).await;
+        tokio::spawn(jobs::run(running.gateway.clone()));
+        running.wait(60).await;
+        let shown = async || running.gateway.store.job(&tenant(), job).await.unwrap().unwrap();
+        let counts = shown().await.counts();
+        assert_eq!((counts.done, counts.delivered, counts.waiting), (12, 9, 3));
+        running.wait(3_600).await;
+        let job = shown().await;
+        assert_eq!((job.state, job.counts().delivered), (JobState::Finished, 12));
+    });
+}
+
+#[test]
+fn a_job_ends_though_all_that_it_sends_waits_behind_a_dead_letter_that_it_does_not_take() {
+    let mut sim = DeadlineSimulation::answering(&[(200, None)]);
+    sim.hold_max = Span::secs(600);
+    sim.live(json!({}), async |running| {
+        running.pause().await;
+        let mut ids = Vec::new();
+        for id in ["head", "second", "third"] {
+            running.send(id, Some("k"), None).await;
+            ids.push(running.delivery(id).await.id);
+        }
+        running.wait(700).await;
+        for id in ["head", "second", "third"] {
+            assert_eq!(running.stands(id).await, (DeliveryState::Dead, Some(DeadCause::Expired), 0), "{id}");
+        }
+        let job = running.start_job(JobKind::Replay, JobFilter { ids: ids.split_off(1), ..JobFilter::default() }).await;
+        tokio::spawn(jobs::run(running.gateway.clone()));
+        running.wait(60).await;
+        let job = running.gateway.store.job(&tenant(), job).await.unwrap().unwrap();
+        let counts = job.counts();
+        assert_eq!((job.state, counts.done, counts.waiting), (JobState::Finished, 2, 2));
+    });
+}
+
+#[test]
 fn a_backfill_sends_nothing_again_that_was_forgotten_for_the_tenants_own_retention() {
     DeadlineSimulation::answering(&[(200, None)]).live(json!({}), async |running| {
         let now = running.clock.now();

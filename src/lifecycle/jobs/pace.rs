@@ -24,10 +24,11 @@ const FOLLOWED_IN: Duration = Duration::from_millis(20);
 /// Fewest deliveries that a step reads.
 const LOOK_MIN: usize = 32;
 /// Most deliveries that one step changes, so that no commit is long.
-const STEP_MAX: usize = 100;
+pub const STEP_MAX: usize = 100;
 /// Most deliveries that a part follows beside those that may be in flight: they wait
-/// behind others in their lanes, and must not keep other lanes waiting.
-const BEHIND_MAX: usize = 1_000;
+/// behind others in their lanes or have failed again and wait for their next attempt, and
+/// must not keep others waiting.
+pub const LATER_MAX: usize = 1_000;
 
 /// Shortest time over which the pace is measured.
 const MEASURED_MIN_MS: u64 = 10_000;
@@ -107,12 +108,12 @@ impl PartPace {
     }
 
     /// Returns how many deliveries may be taken now, while so many of the part's may be
-    /// in flight and so many more wait behind others of their lanes.
+    /// in flight and so many more wait for longer.
     pub fn room(
         &mut self,
         spec: &JobSpec,
         endpoint: Option<&Endpoint>,
-        (free, behind): (usize, usize),
+        (may_go, later): (usize, usize),
         now: Timestamp,
     ) -> StepRoom {
         let Some(endpoint) = endpoint.filter(|_| spec.kind.is_sending()) else {
@@ -124,8 +125,8 @@ impl PartPace {
         self.allowance = (self.allowance + seconds * per_second).min(per_second.max(1.0));
         self.at = now;
         let allowed = self.allowance.max(0.0) as usize;
-        let room = (endpoint.max_in_flight() as usize).saturating_sub(free);
-        let most = allowed.min(room).min(BEHIND_MAX.saturating_sub(behind));
+        let room = (endpoint.max_in_flight() as usize).saturating_sub(may_go);
+        let most = allowed.min(room).min(LATER_MAX.saturating_sub(later));
         StepRoom { most: most.min(STEP_MAX), has_more: most > STEP_MAX, is_at_cap: allowed > room }
     }
 

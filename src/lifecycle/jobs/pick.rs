@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use jiff::Timestamp;
 
+use super::pace::{LATER_MAX, STEP_MAX};
 use crate::model::id::DeliveryId;
 use crate::model::job::{Job, JobCandidate, JobDecision, JobFilter, LeftOut};
-use crate::store::{BackfillTake, CandidatePage};
+use crate::store::{BackfillTake, CandidatePage, WaitingInJob};
 
 /// What one step does about the deliveries it has read.
 #[derive(Debug, Default)]
@@ -109,5 +110,44 @@ impl PartPicker<'_> {
             }
             decision => decision,
         }
+    }
+}
+
+/// Returns the deliveries that a part need not follow any longer although they wait: all
+/// if nothing comes of them, else those without which there is room for a step. One whose
+/// lane has moved past it is followed: the next of its lane must not overtake it.
+pub fn left_waiting(still: &[WaitingInJob], is_stuck: bool, now: Timestamp) -> impl Iterator<Item = &WaitingInJob> {
+    let need_not_end = move |one: &WaitingInJob| one.waits_longer(now) && (one.is_behind || one.lane.is_none());
+    let may_be_left = still.iter().filter(move |one| is_stuck || need_not_end(one));
+    may_be_left.skip(if is_stuck { 0 } else { LATER_MAX - STEP_MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::delivery::{DeliveryState, time_after};
+
+    #[test]
+    fn beyond_what_a_part_can_follow_it_leaves_what_it_need_not_see_end() {
+        let now = Timestamp::UNIX_EPOCH;
+        let later = time_after(now, std::time::Duration::from_secs(60));
+        let waiting = |n: u128, lane: Option<&str>, is_behind, due_at| WaitingInJob {
+            id: DeliveryId::mint(now, n),
+            state: Some(DeliveryState::Waiting),
+            lane: lane.map(str::to_owned),
+            is_behind,
+            due_at: Some(due_at),
+            next: None,
+        };
+        let failed = |n| waiting(n, None, false, later);
+        let mut still: Vec<WaitingInJob> = (0..900).map(failed).collect();
+        let left = |still: &[WaitingInJob], is_stuck| left_waiting(still, is_stuck, now).count();
+        assert_eq!((left(&still, false), left(&still, true)), (0, 900));
+        still.extend((900..950).map(failed));
+        still.push(waiting(950, Some("k"), true, now));
+        assert_eq!(left(&still, false), 51);
+        still.push(waiting(951, None, false, now));
+        still.push(waiting(952, Some("passed"), false, later));
+        assert_eq!(left(&still, false), 51, "one may go now, and one keeps its lane");
     }
 }

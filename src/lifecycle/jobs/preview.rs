@@ -179,7 +179,7 @@ async fn eta(gateway: &Gateway, job: &Job, held: &HeldEndpoints, figures: &mut u
         if held.by(job.spec.kind, part.endpoint).is_some() || !part.is_read && counts.expected.is_none() {
             return Ok(None);
         }
-        let left = part.matched().saturating_sub(seen) + counts.waiting;
+        let left = part.matched().saturating_sub(seen) + counts.waiting.saturating_sub(counts.left_waiting);
         let Some(endpoint) = gateway.store.endpoint(&part.tenant, part.endpoint) else { return Ok(None) };
         let takes = match counts.pace {
             Some(pace) => pace.takes(left),

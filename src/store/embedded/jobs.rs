@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::job_candidates::{candidates, candidates_by_id};
 use super::job_rows::{JOBS, part_columns, parts, report_job_end};
 use super::operational_events::accept_operational_event;
-use super::rows::{delivery_no, millis, state_of};
+use super::rows::{at, delivery_no, millis, state_of};
 use super::writer::WriteTransaction;
 use super::{EmbeddedStore, backfill, change, purge};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
@@ -300,22 +300,24 @@ fn followed(db: &Connection, job: JobId, endpoint: EndpointId) -> rusqlite::Resu
     let mut statement = db.prepare_cached(sql)?;
     let ids = statement.query_map(params![job, endpoint], |row| row.get(0))?;
     let ids = ids.collect::<rusqlite::Result<Vec<DeliveryId>>>()?;
-    let mut one = db.prepare_cached("SELECT state, lane, behind FROM deliveries WHERE no = ?")?;
+    let mut one = db.prepare_cached("SELECT state, lane, behind, due_at FROM deliveries WHERE no = ?")?;
     let mut next = db.prepare_cached(
         "SELECT delivery FROM job_held WHERE job = ? AND endpoint = ? AND lane = ? ORDER BY delivery LIMIT 1",
     )?;
     let mut followed = FollowedDeliveries::default();
     for id in ids {
-        let row: Option<(i64, Option<String>, bool)> =
-            one.query_row([delivery_no(id)], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+        let row: Option<(i64, Option<String>, bool, i64)> = one
+            .query_row([delivery_no(id)], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+            .optional()?;
         let state = row.as_ref().and_then(|(state, ..)| state_of(*state).ok());
-        let is_behind = row.as_ref().is_some_and(|(_, _, is_behind)| *is_behind);
-        let lane = row.and_then(|(_, lane, _)| lane);
+        let is_behind = row.as_ref().is_some_and(|(_, _, is_behind, _)| *is_behind);
+        let due_at = row.as_ref().map(|(.., due_at)| at(*due_at));
+        let lane = row.and_then(|(_, lane, ..)| lane);
         let next = match &lane {
             Some(lane) => next.query_row(params![job, endpoint, lane], |row| row.get(0)).optional()?,
             None => None,
         };
-        followed.waiting.push(WaitingInJob { id, state, lane, is_behind, next });
+        followed.waiting.push(WaitingInJob { id, state, lane, is_behind, due_at, next });
     }
     if followed.waiting.is_empty() {
         let sql =

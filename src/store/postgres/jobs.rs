@@ -16,7 +16,7 @@ use super::change_many::change_many;
 use super::history::{candidates, candidates_by_id};
 use super::job_rows::{JOBS, parts_of, parts_sql, report_job_end};
 use super::read_query::{read_both, read_one, read_rows};
-use super::rows::{delivery_no, millis, state_of};
+use super::rows::{at, delivery_no, millis, state_of};
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::{UnitOfWork, in_transaction};
 use super::{PostgresState, PostgresStore, backfill, purge};
@@ -214,7 +214,7 @@ async fn followed(shared: &PostgresState, job: JobId, endpoint: EndpointId) -> R
     let rows = read_rows(shared, sql, bind![job, endpoint]).await?;
     let ids: Vec<DeliveryId> = rows.iter().map(|row| row.get(0)).collect();
     let numbers: Vec<i64> = ids.iter().map(|id| delivery_no(*id)).collect();
-    let sql = "SELECT k.delivery, d.state, d.lane, d.behind, (
+    let sql = "SELECT k.delivery, d.state, d.lane, d.behind, d.due_at, (
                    SELECT h.delivery FROM posthaste.job_held h
                    WHERE h.job = $1 AND h.endpoint = $2 AND h.lane = d.lane ORDER BY h.delivery LIMIT 1) AS next
                FROM unnest($3, $4) AS k (delivery, no)
@@ -226,6 +226,7 @@ async fn followed(shared: &PostgresState, job: JobId, endpoint: EndpointId) -> R
         state: row.get::<_, Option<i16>>("state").and_then(|code| state_of(i64::from(code)).ok()),
         lane: row.get("lane"),
         is_behind: row.get::<_, Option<bool>>("behind").unwrap_or(false),
+        due_at: row.get::<_, Option<i64>>("due_at").map(at),
         next: row.get("next"),
     });
     let mut followed = FollowedDeliveries { waiting: waiting.collect(), held: Vec::new() };
