@@ -203,8 +203,13 @@ fn print(
         args.endpoints, args.finished, args.dead, args.waiting, args.viewers
     );
     for (path, times) in pages {
-        let Some(Quantiles { p50, p99, .. }) = Quantiles::of(&times.micros) else { continue };
-        println!("  {path:<46} p50 {p50:>7.1} ms  p99 {p99:>7.1} ms  {:>6} bytes", times.bytes);
+        let bytes = times.bytes;
+        match Quantiles::of(&times.micros) {
+            Some(Quantiles { p50, p99, .. }) => {
+                println!("  {path:<46} p50 {p50:>7.1} ms  p99 {p99:>7.1} ms  {bytes:>6} bytes");
+            }
+            None => println!("  {path:<46} {:<30}  {bytes:>6} bytes", "opened once, and not measured"),
+        }
     }
     if let Some(cost) = cost {
         println!("  CPU per event with viewers, to that without: {cost:.3} (median of {})", args.pairs);

@@ -152,21 +152,36 @@ fn replaced_columns(columns: &[String], replaced: &[(&str, String)]) -> String {
 
 /// Fills a PostgreSQL store.
 pub async fn postgres(url: &str, seed: &StoreSeed) -> anyhow::Result<()> {
-    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
-    let driving = tokio::spawn(connection);
+    let (client, driving) = connect(url).await?;
+    let (beside, driving_beside) = connect(url).await?;
     let row = client.query_one("SELECT no FROM posthaste.tenants WHERE id = $1", &[&seed.tenant]).await?;
     let tenant: i64 = row.get(0);
     write_postgres_figures(&client, seed, tenant).await?;
     for copied in seed.copied()? {
-        copy_in_postgres(&client, tenant, &copied).await?;
+        copy_in_postgres([&client, &beside], tenant, &copied).await?;
     }
-    client.batch_execute("ANALYZE posthaste.events; ANALYZE posthaste.finished; ANALYZE posthaste.dead").await?;
-    drop(client);
+    // Autovacuum would come to so many new rows while pages are measured.
+    tokio::try_join!(
+        client.batch_execute("VACUUM (ANALYZE) posthaste.events"),
+        beside.batch_execute("VACUUM (ANALYZE) posthaste.finished")
+    )?;
+    client.batch_execute("VACUUM (ANALYZE) posthaste.dead").await?;
+    drop((client, beside));
     driving.await??;
+    driving_beside.await??;
     Ok(())
 }
 
-async fn copy_in_postgres(client: &Client, tenant: i64, copied: &CopiedDeliveries) -> anyhow::Result<()> {
+type Driving = tokio::task::JoinHandle<Result<(), tokio_postgres::Error>>;
+
+async fn connect(url: &str) -> anyhow::Result<(Client, Driving)> {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+    Ok((client, tokio::spawn(connection)))
+}
+
+/// Copies an event and its delivery, both at the same time.
+async fn copy_in_postgres(clients: [&Client; 2], tenant: i64, copied: &CopiedDeliveries) -> anyhow::Result<()> {
+    let [client, beside] = clients;
     let table = if copied.state == 2 { "dead" } else { "finished" };
     let newest = format!(
         "SELECT no, event, created_at FROM posthaste.{table} WHERE state = {} AND tenant = $1 ORDER BY no DESC LIMIT 1",
@@ -183,14 +198,14 @@ async fn copy_in_postgres(client: &Client, tenant: i64, copied: &CopiedDeliverie
     let all = "SELECT min(no), least(count(*), $2) FROM posthaste.endpoints WHERE tenant = $1";
     let row = client.query_one(all, &[&tenant, &copied.endpoints]).await?;
     let (first, count): (i64, i64) = (row.get(0), row.get(1));
-    let events = vec![
+    let events = [
         ("no", number("no")),
         ("id", format!("'{}' || n.i", copied.prefix)),
         ("first_delivery", number("first_delivery")),
         ("accepted_at", earlier("accepted_at")),
         ("checksum", "NULL".to_owned()),
     ];
-    let deliveries = vec![
+    let deliveries = [
         ("no", number("no")),
         ("event", number("event")),
         ("endpoint", format!("{first} + (n.i * 7919) % {count}")),
@@ -198,17 +213,18 @@ async fn copy_in_postgres(client: &Client, tenant: i64, copied: &CopiedDeliverie
         ("finished_at", earlier("finished_at")),
         ("checksum", "NULL".to_owned()),
     ];
-    for (table, no, replaced) in [("events", event, events), (table, delivery, deliveries)] {
+    let copy = async |client: &Client, table: &str, no: i64, replaced: &[(&str, String)]| {
         let columns = "SELECT column_name::text FROM information_schema.columns
              WHERE table_schema = 'posthaste' AND table_name = $1 AND is_generated = 'NEVER'";
         let columns: Vec<String> = client.query(columns, &[&table]).await?.iter().map(|row| row.get(0)).collect();
         let sql = format!(
             "INSERT INTO posthaste.{table} ({}) SELECT {} FROM posthaste.{table} o, generate_series(1, {copies}) n(i) WHERE o.no = {no}",
             columns.join(", "),
-            replaced_columns(&columns, &replaced)
+            replaced_columns(&columns, replaced)
         );
-        client.batch_execute(&sql).await.with_context(|| format!("{table} could not be filled"))?;
-    }
+        client.batch_execute(&sql).await.with_context(|| format!("{table} could not be filled"))
+    };
+    tokio::try_join!(copy(client, "events", event, &events), copy(beside, table, delivery, &deliveries))?;
     Ok(())
 }
 

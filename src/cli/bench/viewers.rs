@@ -260,9 +260,8 @@ async fn view_in_turn(
     let mut seen = TimesByPage::new();
     // Not all in the same moment.
     tokio::time::sleep(REFRESH.mul_f64((number as f64 / 50.0).fract())).await;
-    for visit in number.. {
-        // Every other page that is opened is the overview.
-        let page = if visit % 2 == 0 { &pages[0] } else { &pages[visit / 2 % pages.len()] };
+    for visit in 0.. {
+        let page = &pages[page_of_visit(number, visit, pages.len())];
         let mut etag = None;
         for _ in 0..2 {
             let began = Instant::now();
@@ -283,6 +282,13 @@ async fn view_in_turn(
         }
     }
     Ok(seen)
+}
+
+/// Returns which page somebody opens next. At any time half of the people look at the overview, the
+/// first page, and the others at as many different pages as there are, so that even in a short run
+/// each is looked at.
+fn page_of_visit(person: usize, visit: usize, pages: usize) -> usize {
+    if (person + visit).is_multiple_of(2) || pages < 2 { 0 } else { 1 + (person + visit / 2) % (pages - 1) }
 }
 
 struct PageBytes {
@@ -315,5 +321,25 @@ impl BenchPage {
             bail!("{} was answered {status}: {}", self.path, String::from_utf8_lossy(&body));
         }
         Ok(PageBytes { status, etag, bytes: body.len() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn in_a_minute_people_look_at_every_page_and_half_of_them_at_the_overview() {
+        let pages = OPERATOR_PAGES.len() + PORTAL_PAGES.len();
+        let mut seen = BTreeSet::new();
+        // Two refreshes of three seconds for each visit.
+        for visit in 0..10 {
+            let opened: Vec<usize> = (0..50).map(|person| page_of_visit(person, visit, pages)).collect();
+            assert_eq!(opened.iter().filter(|page| **page == 0).count(), 25, "in visit {visit}");
+            seen.extend(opened);
+        }
+        assert_eq!(seen, (0..pages).collect());
     }
 }
