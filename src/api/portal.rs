@@ -114,7 +114,7 @@ pub async fn put(
     security(("token" = ["read"])),
 )]
 pub async fn show_logo(State(api): State<SharedApiState>, TenantPath(tenant): TenantPath) -> Result<Response, Problem> {
-    let logo = api.gateway.store.portal_logo(&tenant).await?;
+    let logo = find_logo(&api, &tenant).await?;
     let logo = logo.ok_or_else(|| Problem::not_found(MissingResource::Logo))?;
     let headers = [
         (CONTENT_TYPE, "image/png"),
@@ -123,6 +123,11 @@ pub async fn show_logo(State(api): State<SharedApiState>, TenantPath(tenant): Te
         (CONTENT_SECURITY_POLICY, "default-src 'none'; sandbox"),
     ];
     Ok((headers, logo).into_response())
+}
+
+/// Returns the logo of a tenant's portal.
+pub async fn find_logo(api: &SharedApiState, tenant: &TenantId) -> Result<Option<Vec<u8>>, Problem> {
+    Ok(api.gateway.store.portal_logo(tenant).await?)
 }
 
 /// Set the logo of a tenant's portal

@@ -51,7 +51,7 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
     let path = request.uri.path().to_owned();
     let signed_in = match find_session(&dashboard, site, transport, &request).await {
         Ok(Some(signed_in)) => signed_in,
-        Ok(None) => return sign_in_pages::ask_to_sign_in(&dashboard, site, transport, &request, &page.method),
+        Ok(None) => return sign_in_pages::ask_to_sign_in(&dashboard, site, transport, &request, &page.method).await,
         Err(problem) => return error_page(&dashboard, &dashboard.frame(site, &path, look, None, ""), &problem, None),
     };
     if let Some(connection) = request.extensions.get::<ConnectionStatus>()
@@ -282,7 +282,8 @@ fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: P
     response
 }
 
-fn send_asset(
+/// Sends a file that belongs to the look of a page.
+pub fn send_asset(
     dashboard: &Dashboard,
     site: Site,
     content_type: &'static str,

@@ -21,6 +21,8 @@ use super::forms::FormValues;
 use super::frame::Frame;
 use super::page_error::PageError;
 use super::page_response::{SignedIn, client, error_page, fill_in, find_session, html_response, lead_to, read_form};
+use super::pages::portal_look::PastLook;
+use super::serve_page::send_asset;
 use super::transport::BrowserTransport;
 use super::way_back::WayBack;
 use super::{Dashboard, page_table, same_origin, security_headers};
@@ -84,8 +86,8 @@ pub fn site_of(request: &Parts) -> Site {
 }
 
 /// Answers a request without a session: pages show the form, actions are refused. Whoever had a
-/// session in the portal is told that it is over.
-pub fn ask_to_sign_in(
+/// session in the portal is told that it is over, in the look that it had.
+pub async fn ask_to_sign_in(
     dashboard: &Dashboard,
     site: Site,
     transport: BrowserTransport,
@@ -95,9 +97,13 @@ pub fn ask_to_sign_in(
     let is_action = *method != Method::GET;
     let cookie = SessionCookie::of(site, transport, request);
     if let Some(way) = WayBack::of_request(&cookie, &request.headers) {
+        let look = PastLook::of(&dashboard.api, &way).await;
+        if let Some((content_type, content)) = look.at(request.uri.path()) {
+            return send_asset(dashboard, site, content_type, content, true);
+        }
         let frame = dashboard.frame(site, request.uri.path(), ThemeChoice::of(&request.headers), None, "");
-        let back = way.return_url.clone();
-        let page = SessionOverPage { frame: way.look_on(frame), back, is_action };
+        let frame = Frame { theme: look.style_digest(), ..way.look_on(frame) };
+        let page = SessionOverPage { frame, back: way.return_url, is_action };
         return answer(dashboard, site, StatusCode::UNAUTHORIZED, &page);
     }
     if site == Site::Operator && comes_from_another_site(request) && transport != BrowserTransport::Plain {
@@ -207,23 +213,26 @@ pub async fn leave(dashboard: Arc<Dashboard>, request: Request) -> Response {
     let id = RequestId::of(&request.headers, rand::random());
     let ended = async {
         let Some(SignedIn { session, secret }) = find_session(&dashboard, site, transport, &request).await? else {
-            return Ok(None);
+            return Ok(WayBack::default());
         };
         let form = read_checked(&request, body, transport).await?;
         same_origin::check_form_token(&secret, form.raw(same_origin::FORM_TOKEN))?;
         let from = client(&dashboard, &request);
         sign_in::end_session(&dashboard.api, &session, from, &id.0).await.map_err(PageError::from)?;
-        Ok::<_, PageError>(session.return_url().map(str::to_owned))
+        Ok::<_, PageError>(WayBack::of(&session))
     }
     .await;
-    let back = match ended {
-        Ok(back) => back,
+    let way = match ended {
+        Ok(way) => way,
         Err(problem) => return error_page(&dashboard, &frame, &problem, None),
     };
     // A form may lead to our own origin alone, so the way back is a link.
-    let mut response = match back {
+    let mut response = match way.return_url.clone() {
         None => lead_to(&format!("{}sign-in", frame.root)),
-        Some(back) => answer(&dashboard, site, StatusCode::OK, &SignedOutPage { frame, back }),
+        Some(back) => {
+            let page = SignedOutPage { frame: way.look_on(frame), back };
+            answer(&dashboard, site, StatusCode::OK, &page)
+        }
     };
     let cookie = SessionCookie::of(site, transport, &request);
     for cookie in [cookie.clone(), cookie.way_back()] {

@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::cookies::{SessionCookie, ThemeChoice};
 use super::frame::Frame;
 use crate::api::sign_in::PageSession;
+use crate::model::id::TenantId;
 use crate::model::page_address;
-use crate::model::portal_theme::ThemeMode;
+use crate::model::portal_theme::{Colour, ThemeMode};
 
 /// Where a customer came from, and how their portal looks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WayBack {
     /// Page of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,6 +27,12 @@ pub struct WayBack {
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<ThemeMode>,
+    /// Accent colour of the portal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accent: Option<Colour>,
+    /// Tenant of the portal, whose logo it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantId>,
 }
 
 impl WayBack {
@@ -36,6 +43,8 @@ impl WayBack {
             return_url: session.return_url().map(str::to_owned),
             name: theme.and_then(|theme| theme.name.clone()),
             mode: theme.and_then(|theme| theme.mode),
+            accent: theme.and_then(|theme| theme.accent),
+            tenant: session.tenant().cloned(),
         }
     }
 
@@ -61,13 +70,13 @@ impl WayBack {
     }
 
     /// Gives a frame the name and the mode of the portal.
-    pub fn look_on(self, frame: Frame) -> Frame {
+    pub fn look_on(&self, frame: Frame) -> Frame {
         let look = match (frame.look, self.mode) {
             (ThemeChoice::Auto, Some(ThemeMode::Light)) => ThemeChoice::Light,
             (ThemeChoice::Auto, Some(ThemeMode::Dark)) => ThemeChoice::Dark,
             (look, _) => look,
         };
-        Frame { look, brand: self.name.unwrap_or(frame.brand), ..frame }
+        Frame { look, brand: self.name.clone().unwrap_or(frame.brand), ..frame }
     }
 }
 
@@ -82,17 +91,24 @@ mod tests {
     #[test]
     fn a_way_back_is_read_with_the_secret_of_its_session_alone() {
         let url = Some("https://app.example.com/settings?a=1".to_owned());
-        let way = WayBack { return_url: url, name: Some("Acme „Shop“".into()), mode: Some(ThemeMode::Dark) };
+        let way = WayBack {
+            return_url: url,
+            name: Some("Acme „Shop“".into()),
+            mode: Some(ThemeMode::Dark),
+            accent: Some("#0b6b57".parse().unwrap()),
+            tenant: Some("acme".parse().unwrap()),
+        };
         let sealed = way.seal("phs_a");
         assert!(sealed.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)), "{sealed}");
         assert_eq!(WayBack::open(&sealed, "phs_a"), Some(way));
-        let other = WayBack { return_url: Some("https://evil.example.com/".into()), name: None, mode: None };
+        let leading_to = |url: &str| WayBack { return_url: Some(url.into()), ..WayBack::default() };
+        let other = leading_to("https://evil.example.com/");
         let swapped =
             format!("{}.{}", other.seal("phs_b").split('.').next().unwrap(), sealed.split('.').nth(1).unwrap());
         for forged in [swapped.as_str(), &other.seal("phs_b"), "", ".", "x.y", sealed.split('.').next().unwrap()] {
             assert_eq!(WayBack::open(forged, "phs_a"), None, "{forged}");
         }
-        let script = WayBack { return_url: Some("javascript:alert(1)".into()), name: None, mode: None };
+        let script = leading_to("javascript:alert(1)");
         assert_eq!(WayBack::open(&script.seal("phs_a"), "phs_a").unwrap().return_url, None);
     }
 }

@@ -5,6 +5,7 @@ use posthaste::dashboard::page_table;
 use posthaste::model::sign_in::Site;
 use serde_json::{Value, json};
 
+use crate::portal::PNG;
 use crate::support::{Answer, Client, Gateway, PageClient, Receiver, eventually};
 
 const BROWSER: (&str, &str) = ("accept", "text/html,application/xhtml+xml,*/*;q=0.8");
@@ -153,8 +154,9 @@ async fn whoever_comes_from_another_site_is_led_in_once_and_then_asked_to_sign_i
 #[tokio::test]
 async fn a_session_that_is_over_leads_back_to_where_the_customer_came_from() {
     let gateway = Gateway::start().await;
-    let look = json!({"name": "Acme Shop", "mode": "dark"}).to_string();
+    let look = json!({"name": "Acme Shop", "mode": "dark", "accent": "#0b6b57"}).to_string();
     gateway.client.send("PUT", "/v1/tenants/default/portal", &[], look).await.unwrap().expect(200);
+    gateway.client.send("PUT", "/v1/tenants/default/portal/logo", &[], PNG).await.unwrap().expect(204);
     let link = json!({"rights": ["manage"], "return_url": "https://app.example.com/settings?a=1&b=2"});
     let made = gateway.client.post_json("/v1/tenants/default/portal-links", &link).await.expect(201);
     let code = made["url"].as_str().unwrap().split_once('#').unwrap().1.to_owned();
@@ -178,6 +180,15 @@ async fn a_session_that_is_over_leads_back_to_where_the_customer_came_from() {
     let back = "href=\"https://app.example.com/settings?a=1&#38;b=2\" rel=\"noreferrer\" target=\"_top\"";
     assert!(html.contains(back) && html.contains("Acme Shop") && html.contains("data-look=\"dark\""), "{html}");
     assert!(!html.contains("id=\"token\"") && !html.contains("<nav"), "{html}");
+    // It looks as before: its stylesheet and its logo are still there, for this browser alone.
+    let theme = html.split("href=\"./theme/").nth(1).and_then(|rest| rest.split('"').next()).expect("a stylesheet");
+    let theme = format!("/portal/theme/{theme}");
+    let (status, style) = open(&both, &theme).await;
+    assert!(status == 200 && style.contains("--accent: light-dark(#0b6b57"), "{status}: {style}");
+    let logo = style.split("url(..").nth(1).and_then(|rest| rest.split(')').next()).expect("a logo");
+    let logo = format!("/portal/theme{logo}");
+    let shown = browser.send("GET", &logo, &[("cookie", both.as_str())], "").await.unwrap();
+    assert!(shown.status == 200 && shown.headers["content-type"] == "image/png" && &shown.body[..] == PNG, "{shown:?}");
     let headers = [("cookie", both.as_str()), ("origin", origin.as_str())];
     let refused = browser.send("POST", "/portal/debugger", &headers, "").await.unwrap();
     assert!(refused.status == 401 && text(&refused).contains("Nothing was changed"), "{}", text(&refused));
@@ -186,6 +197,9 @@ async fn a_session_that_is_over_leads_back_to_where_the_customer_came_from() {
     for cookie in [pair(&cookies[1]), pair(&cookies[0]), swapped, String::new()] {
         let (status, html) = open(&cookie, "/portal/endpoints").await;
         assert!(status == 401 && html.contains("id=\"token\"") && !html.contains("Acme"), "{cookie}: {html}");
+        for path in [&theme, &logo] {
+            assert_eq!(open(&cookie, path).await.0, 401, "{cookie} at {path}");
+        }
     }
     assert!(open(&both, "/endpoints").await.1.contains("id=\"token\""), "the operator's pages are another site");
 }
