@@ -310,6 +310,7 @@ async fn event_types_are_chosen_from_those_seen() {
     assert_eq!(operator.get("/event-types").await.0, 200);
     // In the form they stand below the field; a type that is typed is not offered.
     let (_, form) = portal.get("/portal/endpoints/new?event_types=order.paid").await;
+    assert!(form.contains("id=\"seen-types\" open>"), "{form}");
     assert!(form.contains("name=\"seen_type\" value=\"user.created\""), "{form}");
     assert!(!form.contains("name=\"seen_type\" value=\"order.paid\""), "{form}");
     let url = receiver.url();

@@ -208,12 +208,15 @@ async fn an_endpoint_is_made_changed_after_a_look_and_deleted_by_typing_its_id()
     tenant(&gateway, "acme").await;
     let operator = PageClient::operator(&gateway).await;
     page_with(&operator, "/endpoints/new?tenant=acme", "action=\"../endpoints/acme/new\"").await;
+    // What a new endpoint seldom needs is folded away, but not what is wrong in it.
+    page_with(&operator, "/endpoints/new?tenant=acme", "id=\"rare-settings\"><summary>").await;
     let typed =
         [("url", "nowhere"), ("description", "Made by hand"), ("max_in_flight", "0"), ("retry_preset", "quick")];
     let (status, _, html) = operator.post("/endpoints/acme/new", &typed).await;
     assert_eq!(status, StatusCode::OK);
     assert!(html.contains("url &#34;nowhere&#34; cannot be read; use https://host/path"), "{html}");
     assert!(html.contains("max_in_flight is 0; use 1 to 1,000"), "{html}");
+    assert!(html.contains("id=\"rare-settings\" open><summary>"), "{html}");
     assert!(html.contains("value=\"Made by hand\"") && html.contains("<option value=\"quick\" selected>"), "{html}");
 
     let typed = [

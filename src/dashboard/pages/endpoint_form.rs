@@ -19,6 +19,8 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::{FieldFault, PageError};
 
+const RETRIES: &str = "Retries";
+
 /// How a field is typed.
 enum FieldKind {
     Line,
@@ -231,6 +233,13 @@ impl FormPage {
     }
 }
 
+impl FieldGroup {
+    /// Whether it is the first of those that a new endpoint seldom needs.
+    fn begins_rare(&self) -> bool {
+        self.title == RETRIES
+    }
+}
+
 impl FormField {
     fn is_lines(&self) -> bool {
         matches!(self.kind, FieldKind::Lines)
@@ -287,7 +296,7 @@ fn groups() -> Vec<FieldGroup> {
             ],
         },
         FieldGroup {
-            title: "Retries",
+            title: RETRIES,
             fields: vec![
                 choice("retry_preset", "Policy", "The fields below override it.", presets),
                 line("retry_schedule", "Delays", "One by one, such as 30s, 2m, 10m, 1h; the last repeats."),
