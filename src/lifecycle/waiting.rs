@@ -82,16 +82,15 @@ fn next_attempt_at(
     delivery: &Delivery,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    let until = |until: Option<Timestamp>| until.filter(|until| *until > now && !delivery.is_urgent).unwrap_or(now);
-    let soonest = delivery.due_at.max(now).max(until(endpoint.backpressure_until));
+    let only_urgent_until = endpoint.only_urgent_until().filter(|_| !delivery.is_urgent);
+    let soonest = delivery.due_at.max(now).max(only_urgent_until.unwrap_or(now));
     match (waiting_for, endpoint.capacity) {
         (WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key, _) => None,
         // Only the person who opened the breaker knows.
         (WaitingFor::Breaker, _) if endpoint.health.is_forced() => None,
-        (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due, _) => {
-            Some(soonest.max(until(endpoint.health.open_until())))
-        }
         (WaitingFor::Rate, Capacity::Rate(until)) => Some(soonest.max(until)),
-        (WaitingFor::Rate | WaitingFor::Slot, _) => Some(soonest),
+        (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due | WaitingFor::Rate | WaitingFor::Slot, _) => {
+            Some(soonest)
+        }
     }
 }

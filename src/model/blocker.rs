@@ -1,5 +1,9 @@
 //! Decides what holds a delivery back: the one answer that the dispatcher,
 //! `waiting_for`, lists, `explain` and the lag of a node all use.
+//!
+//! The dispatcher starts a claim exactly when nothing here holds it back and it is
+//! its turn. Whose turn it is, between tenants and at a host, is decided in
+//! `lifecycle::dispatch`; who asks elsewhere learns of it as [`Capacity`].
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -56,13 +60,13 @@ impl EndpointConditions<'_> {
             EndpointState::Paused => return Some(WaitingFor::Pause),
             EndpointState::Active => {}
         }
-        let is_ahead = |until: Option<Timestamp>| until.is_some_and(|until| until > now) && !delivery.is_urgent;
         if delivery.is_behind {
             return Some(WaitingFor::Key);
         }
         if delivery.due_at > now {
             return Some(WaitingFor::Due);
         }
+        let is_ahead = |until: Option<Timestamp>| until.is_some_and(|until| until > now) && !delivery.is_urgent;
         if is_ahead(self.backpressure_until) {
             return Some(WaitingFor::Backpressure);
         }
@@ -76,6 +80,12 @@ impl EndpointConditions<'_> {
             Capacity::Rate(_) => Some(WaitingFor::Rate),
             Capacity::Slot => Some(WaitingFor::Slot),
         }
+    }
+
+    /// Returns the time before which backpressure or the breaker hold back all but
+    /// urgent deliveries.
+    pub fn only_urgent_until(&self) -> Option<Timestamp> {
+        self.backpressure_until.max(self.health.open_until())
     }
 
     /// Returns what explains that due deliveries of this endpoint have waited,

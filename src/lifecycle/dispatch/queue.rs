@@ -17,7 +17,6 @@ use super::gate::EndpointGate;
 use super::receiver_speed::ReceiverSpeed;
 use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::WaitingFor;
-use crate::model::endpoint::EndpointState;
 use crate::model::health::CircuitBreaker;
 use crate::model::id::DeliveryId;
 use crate::model::id_map::{IdMap, IdSet};
@@ -220,8 +219,21 @@ impl EndpointQueue {
 
     /// Whether the gate and the breaker let a due delivery start now.
     fn lets_start(&self, is_urgent: bool, now: Timestamp) -> bool {
+        self.blocker(is_urgent, Capacity::Free, now).is_none()
+    }
+
+    /// Whether a ready claim may start now, as far as the endpoint itself decides it.
+    /// Ready claims count as urgent: [`Self::take_blocked`] leaves to the store what
+    /// backpressure or a cool-down holds back.
+    pub fn can_start(&self, now: Timestamp) -> bool {
+        !self.ready.is_empty() && self.blocker(true, self.own_capacity(now), now).is_none()
+    }
+
+    /// Returns what holds back a delivery that is due now, with this room for one
+    /// more request.
+    fn blocker(&self, is_urgent: bool, capacity: Capacity, now: Timestamp) -> Option<WaitingFor> {
         let delivery = DeliveryConditions { due_at: now, is_urgent, is_behind: false };
-        self.conditions(Capacity::Free).blocker(delivery, now).is_none()
+        self.conditions(capacity).blocker(delivery, now)
     }
 
     /// Returns what decides whether the endpoint can be called, with this room
@@ -238,33 +250,24 @@ impl EndpointQueue {
     /// Returns the room for one more request that the endpoint's own rate and
     /// cap leave.
     pub fn own_capacity(&self, now: Timestamp) -> Capacity {
-        if !self.rate.is_ready(now) {
-            Capacity::Rate(self.rate.ready_at())
-        } else if self.is_full(now) {
-            Capacity::Slot
-        } else {
-            Capacity::Free
-        }
+        if self.rate.is_ready(now) { self.capacity_under_cap(now) } else { Capacity::Rate(self.rate.ready_at()) }
+    }
+
+    /// Returns the room for one more request that the endpoint's cap leaves, as the
+    /// breaker narrows it.
+    fn capacity_under_cap(&self, now: Timestamp) -> Capacity {
+        let limit = self.breaker.health.open_requests_limit(self.gate.cap, now);
+        if self.sending >= limit { Capacity::Slot } else { Capacity::Free }
     }
 
     /// Returns the time before which only urgent deliveries start.
     pub fn only_urgent_until(&self) -> Option<Timestamp> {
-        self.gate.backpressure_until.max(self.breaker.health.open_until())
+        self.conditions(Capacity::Free).only_urgent_until()
     }
 
     /// Whether only urgent deliveries may start now.
     pub fn is_backing_off(&self, now: Timestamp) -> bool {
         self.only_urgent_until().is_some_and(|until| until > now)
-    }
-
-    /// Whether a claim is ready and the cap has room for it, apart from the rate.
-    pub fn has_work(&self, now: Timestamp) -> bool {
-        self.gate.state == EndpointState::Active && !self.ready.is_empty() && !self.is_full(now)
-    }
-
-    /// Whether the cap is reached, as the breaker narrows it.
-    pub fn is_full(&self, now: Timestamp) -> bool {
-        self.sending >= self.breaker.health.open_requests_limit(self.gate.cap, now)
     }
 
     /// Sets the rate that the endpoint's health allows now.
@@ -294,11 +297,12 @@ impl EndpointQueue {
     /// Returns when to read from the store: for due deliveries not before the
     /// end of the receiver's break; for urgent ones at any time. While nothing is sent,
     /// it is read only to learn whether the pause still holds anything back.
-    pub fn read_at(&self) -> Option<Timestamp> {
+    pub fn read_at(&self, now: Timestamp) -> Option<Timestamp> {
         if self.owner == QueueOwner::AnotherNode || self.is_reading {
             return None;
         }
-        if self.gate.state != EndpointState::Active {
+        // Only a pause, or that it is disabled, holds back urgent ones, too.
+        if !self.lets_start(true, now) {
             return self.stored_due.filter(|_| self.is_stored_due_unsure);
         }
         if !self.is_low() {
@@ -314,7 +318,7 @@ impl EndpointQueue {
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let slot = self.waits_for_rate(now).then(|| self.rate.ready_at());
         let ramp = self.breaker.health.ramp_until.filter(|until| *until > now && !self.ready.is_empty());
-        self.read_at().into_iter().chain(slot).chain(ramp).min()
+        self.read_at(now).into_iter().chain(slot).chain(ramp).min()
     }
 
     /// Returns the due time of the oldest due delivery that has not started, in
@@ -395,7 +399,8 @@ impl EndpointQueue {
 
     /// Whether only its rate holds the queue back.
     pub fn waits_for_rate(&self, now: Timestamp) -> bool {
-        self.position == QueuePosition::Out && self.has_work(now) && !self.rate.is_ready(now)
+        let is_waiting = self.position == QueuePosition::Out && !self.ready.is_empty() && !self.rate.is_ready(now);
+        is_waiting && self.blocker(true, self.capacity_under_cap(now), now).is_none()
     }
 
     /// Notes that the store may have an urgent delivery due at this time.

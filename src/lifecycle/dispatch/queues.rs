@@ -457,7 +457,7 @@ impl EndpointQueues {
         if queue.record_blocker(now) {
             self.figures.held_by(endpoint, &queue.gate.tenant, queue.held_by, now);
         }
-        if queue.position == QueuePosition::Out && queue.has_work(now) && queue.rate.is_ready(now) {
+        if queue.position == QueuePosition::Out && queue.can_start(now) {
             queue.position = QueuePosition::InLine;
             self.scheduler.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);
         }

@@ -27,7 +27,7 @@ impl EndpointQueues {
             if queue.breaker.health.ramp_until.is_some() {
                 queue.adjust_rate(now);
             }
-            if queue.read_at().is_some_and(|at| at <= now) {
+            if queue.read_at(now).is_some_and(|at| at <= now) {
                 queue.begin_read(now);
                 self.read_until = now;
                 queries.push(DueQuery {

@@ -51,7 +51,7 @@ impl EndpointQueues {
         let queue = self.endpoints.get_mut(&endpoint)?;
         queue.position = QueuePosition::Out;
         let host = queue.gate.host.clone().filter(|_| self.limits.per_host.is_some());
-        if !queue.has_work(now) || !queue.rate.is_ready(now) {
+        if !queue.can_start(now) {
             self.reschedule(endpoint, now);
             self.start_next_at_host(host, now);
             return None;

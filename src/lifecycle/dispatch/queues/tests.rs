@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
-use crate::model::blocker::Capacity;
+use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint_event::{DisableCause, EndpointEvent};
-use crate::model::health::EndpointHealth;
-use crate::model::health::{AutoPauseLimits, BreakerInput, BreakerState};
+use crate::model::health::{AutoPauseLimits, BreakerInput, BreakerPhase, BreakerState, EndpointHealth};
 use crate::model::rate::Rate;
 use crate::model::shard::{Lease, Shard};
 use crate::model::verdict::Verdict;
@@ -429,6 +428,58 @@ fn a_rate_is_waited_for_until_its_next_slot() {
     // The rate is raised.
     queues.update_gate(a, EndpointGate { rate: Rate { per_second: 100.0, burst: 1 }, ..slow }, slot);
     assert_eq!(queues.next_wake(), Some(at_ms(112)));
+}
+
+#[test]
+fn a_claim_starts_exactly_when_the_rule_of_blockers_names_none() {
+    let opened_until = |until| BreakerPhase::Open { until };
+    let phases = [
+        BreakerPhase::Closed,
+        BreakerPhase::Ramp { width: 1 },
+        opened_until(Some(at(5))),
+        opened_until(Some(at(50))),
+        opened_until(None),
+    ];
+    let mut started = 0;
+    for state in [EndpointState::Active, EndpointState::Paused, EndpointState::Disabled] {
+        for (phase, backpressure_until) in phases.iter().flat_map(|phase| [(phase, None), (phase, Some(at(50)))]) {
+            // Whether a request is open, and whether the rate has room for one only.
+            for (is_open, is_slow, is_urgent) in (0..8).map(|n| (n & 1 > 0, n & 2 > 0, n & 4 > 0)) {
+                let (mut queues, a) = (node(100), endpoint(1));
+                queues.now = at(10);
+                let rate = Rate { per_second: if is_slow { 0.1 } else { 1_000.0 }, burst: 1 };
+                queues.admit(claim(a, 1, None), EndpointGate { cap: 1, rate, ..open() }, at(10));
+                let first = queues.take_next().expect("nothing holds the first back");
+                if !is_open {
+                    queues.answered(a);
+                    queues.settled(&first, None);
+                }
+                let health = EndpointHealth { generation: 1, phase: *phase, ..EndpointHealth::default() };
+                let gate = EndpointGate { cap: 1, rate, state, backpressure_until, health, ..open() };
+                // Time for one more at the fast rate, and not at the slow one.
+                let now = at_ms(10_500);
+                queues.queues.update_gate(a, gate.clone(), now);
+                let second = Claim { is_urgent, ..claim(a, 2, None) };
+                queues.admit(second, gate.clone(), now);
+                let capacity = match (is_slow, is_open) {
+                    (true, _) => Capacity::Rate(at(20)),
+                    (false, true) => Capacity::Slot,
+                    (false, false) => Capacity::Free,
+                };
+                let conditions = EndpointConditions { state, backpressure_until, health: &gate.health, capacity };
+                let delivery = DeliveryConditions { due_at: at(0), is_urgent, is_behind: false };
+                let blocker = conditions.blocker(delivery, now);
+                let has_started = queues.take_next().is_some();
+                started += usize::from(has_started);
+                assert_eq!(
+                    has_started,
+                    blocker.is_none(),
+                    "{state:?} {phase:?} {backpressure_until:?} {is_open} {is_slow} {is_urgent}: {blocker:?}"
+                );
+            }
+        }
+    }
+    assert_eq!(started, 13, "ten urgent and three others");
 }
 
 #[test]
