@@ -603,7 +603,7 @@ mod tests {
 
     #[test]
     fn what_a_person_noted_is_kept_apart_from_the_reason() {
-        let opened = EndpointHealth::default().forced_open(None, "unpaid invoice".into(), at(0));
+        let opened = EndpointHealth::default().forced_open(None, Some("unpaid invoice".into()), at(0));
         let items = found(&Endpoint { health: opened, ..endpoint() }, 10);
         assert_eq!(
             (items[0].reason.as_str(), items[0].note.as_deref()),

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerSettings;
 use super::delivery::{time_after, time_between};
+use super::endpoint_event::OpenCause;
 use super::rate::Rate;
 use super::wall_offset::WallOffset;
 pub use circuit_breaker::{AutoPauseLimits, BreakerInput, BreakerThresholds, CircuitBreaker};
@@ -57,6 +58,10 @@ pub struct EndpointHealth {
     /// Whether the reason is what a person noted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_reason_noted: bool,
+    /// Whether the breaker was opened by a person who noted nothing, so that the reason
+    /// says only that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_opened_without_note: bool,
     /// How often it has opened since it was last fully closed.
     pub trips: u32,
     /// Failures in a row that the breaker counts.
@@ -264,14 +269,15 @@ impl EndpointHealth {
 
     /// Returns the health with the breaker opened by a person, for a time or
     /// until a person closes it.
-    pub fn forced_open(&self, until: Option<Timestamp>, reason: String, now: Timestamp) -> Self {
+    pub fn forced_open(&self, until: Option<Timestamp>, note: Option<String>, now: Timestamp) -> Self {
         Self {
             generation: self.generation + 1,
             from: Some(now),
             phase: BreakerPhase::Open { until },
             since: Some(now),
-            reason: Some(reason),
             is_reason_noted: true,
+            is_opened_without_note: note.is_none(),
+            reason: Some(OpenCause::Person { note }.reason()),
             ramp_until: None,
             ..self.clone()
         }

@@ -29,6 +29,13 @@ pub enum Preset {
 }
 
 impl Preset {
+    /// Returns the preset whose policy a line shows that was made by `Display` of
+    /// [`RetryPolicy`], if it has one.
+    pub fn shown_in(line: &str) -> Option<Self> {
+        let (name, _) = line.split_once(" (")?;
+        Self::ALL.iter().copied().find(|preset| preset.as_str() == name)
+    }
+
     /// Returns the policy that the preset stands for.
     pub fn policy(self) -> RetryPolicy {
         const MINUTE: u64 = 60;
@@ -112,6 +119,15 @@ mod tests {
 
     fn delays(policy: &RetryPolicy, count: u32) -> Vec<u64> {
         (0..count).map(|n| policy.delays.at(n).as_secs()).collect()
+    }
+
+    #[test]
+    fn the_line_of_a_policy_tells_its_preset() {
+        for preset in Preset::ALL {
+            assert_eq!(Preset::shown_in(&preset.policy().to_string()), Some(*preset));
+        }
+        let own = RetryPolicy { max_attempts: 3, ..Preset::Standard.policy() };
+        assert_eq!(Preset::shown_in(&own.to_string()), None);
     }
 
     #[test]

@@ -128,8 +128,25 @@ impl fmt::Display for RuleCondition {
         match self {
             Self::Status(status) => status.fmt(f),
             Self::Class(class) => write!(f, "{class}xx"),
-            Self::Above => f.write_str("600 and above"),
+            Self::Above => f.write_str(ABOVE),
             Self::Failure(kind) => f.write_str(kind.as_str()),
+        }
+    }
+}
+
+/// Name of [`RuleCondition::Above`].
+const ABOVE: &str = "600 and above";
+
+impl RuleCondition {
+    /// Returns the condition with this name, as it is recorded with an attempt.
+    pub fn named(name: &str) -> Option<Self> {
+        if name == ABOVE {
+            return Some(Self::Above);
+        }
+        match name.parse() {
+            Ok(StatusCodes::Exact(status)) => Some(Self::Status(status)),
+            Ok(StatusCodes::Class(class)) => Some(Self::Class(class)),
+            Err(_) => FailureKind::ALL.iter().copied().find(|kind| kind.as_str() == name).map(Self::Failure),
         }
     }
 }
@@ -240,7 +257,8 @@ impl StatusTable {
         }
     }
 
-    fn find(self, condition: RuleCondition) -> Option<StatusRule> {
+    /// Returns the row with this condition.
+    pub fn find(self, condition: RuleCondition) -> Option<StatusRule> {
         self.rows().find(|row| row.on == condition)
     }
 }
@@ -455,6 +473,14 @@ mod tests {
                 assert!(rows.contains(&Failure(kind)), "{} has no row for {}", table.as_str(), kind.as_str());
             }
         }
+    }
+
+    #[test]
+    fn the_row_that_judged_an_attempt_is_found_by_its_recorded_name() {
+        for row in StatusTable::ALL.iter().flat_map(|table| table.rows()) {
+            assert_eq!(RuleCondition::named(&row.on.to_string()), Some(row.on));
+        }
+        assert_eq!(RuleCondition::named("webhook-delivery: abort"), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use http::StatusCode;
 use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -31,6 +32,7 @@ use super::output::{OutputFormat, format_json, parse, print};
 use super::screen::Screen;
 use super::table::Table;
 use crate::config::ListenAddress;
+use crate::model::endpoint_event::EndpointEventKind;
 use crate::model::span::Span;
 
 mod findings;
@@ -118,10 +120,13 @@ async fn run_drill(
         deliveries.push((delivery, attempts));
     }
     let history = stage.history().await?;
-    let turns = history.iter().filter(|event| event["what"].as_str().is_some_and(|what| what.starts_with("breaker_")));
-    let alerts = alerts.types(turns.count()).await?;
+    let kinds: Vec<EndpointEventKind> =
+        history.iter().filter_map(|event| EndpointEventKind::deserialize(&event["what"]).ok()).collect();
+    let has_opened = kinds.contains(&EndpointEventKind::BreakerOpened);
+    let turns = [EndpointEventKind::BreakerOpened, EndpointEventKind::BreakerClosed];
+    let alerts = alerts.types(kinds.iter().filter(|kind| turns.contains(kind)).count()).await?;
     let is_mailed = match (&args.mail_to, stage.has_mail_server) {
-        (Some(_), true) => Some(stage.is_mailed(history.iter().any(|event| event["what"] == "breaker_opened")).await?),
+        (Some(_), true) => Some(stage.is_mailed(has_opened).await?),
         _ => None,
     };
     let arrivals = receiver.requests()?.into_iter().map(|request| request.at).collect();

@@ -13,6 +13,8 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::audit::AuditAction;
+use crate::model::named_enum::NamedEnum;
 
 /// Names of the filter's fields, which links keep.
 const NAMES: [&str; 4] = ["tenant", "resource", "since", "until"];
@@ -40,7 +42,7 @@ pub struct AuditRow {
     /// Request that did it.
     pub request_id: String,
     /// What was done.
-    pub action: String,
+    pub action: AuditAction,
     /// Tenant of the resource.
     pub tenant: String,
     /// Id of what it was done to.
@@ -52,23 +54,73 @@ pub struct AuditRow {
 impl AuditRow {
     /// Returns the address of the page that shows the resource; empty if none does.
     pub fn link(&self, frame: &Frame) -> String {
-        let kind = match self.resource.split_once('_').map(|(prefix, _)| prefix) {
-            _ if self.action.ends_with(".deleted") => return String::new(),
-            _ if self.action.starts_with("event.") => "events",
-            Some("ep") => "endpoints",
-            Some("dlv") => "deliveries",
-            Some("job") => "jobs",
-            _ if self.action.starts_with("tenant.") && !frame.is_portal() => {
-                return format!("{}tenants/{}", frame.root, segment(&self.resource));
-            }
-            _ => return String::new(),
+        let kind = match page_of(self.action) {
+            None => return String::new(),
+            Some(ResourcePage::Tenant) if frame.is_portal() => return String::new(),
+            Some(ResourcePage::Tenant) => return format!("{}tenants/{}", frame.root, segment(&self.resource)),
+            Some(ResourcePage::Endpoint) => "endpoints",
+            Some(ResourcePage::Event) => "events",
+            Some(ResourcePage::Delivery) => "deliveries",
+            Some(ResourcePage::Job) => "jobs",
         };
         frame.link(kind, &self.tenant, &self.resource)
     }
 
     /// Returns what was done, in words.
     pub fn words(&self) -> String {
-        self.action.replace(['.', '_'], " ")
+        self.action.as_str().replace(['.', '_'], " ")
+    }
+}
+
+/// The kinds of resources that have a page of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResourcePage {
+    Tenant,
+    Endpoint,
+    Event,
+    Delivery,
+    Job,
+}
+
+/// Returns which page shows the resource of an action; none if no page does, or the
+/// resource is gone.
+fn page_of(action: AuditAction) -> Option<ResourcePage> {
+    match action {
+        AuditAction::TenantCreated
+        | AuditAction::TenantChanged
+        | AuditAction::TenantPurgeStarted
+        | AuditAction::TenantPurged => Some(ResourcePage::Tenant),
+        AuditAction::EndpointCreated
+        | AuditAction::EndpointChanged
+        | AuditAction::EndpointPaused
+        | AuditAction::EndpointDisabled
+        | AuditAction::EndpointResumed
+        | AuditAction::EndpointTested
+        | AuditAction::BreakerOpened
+        | AuditAction::BreakerClosed
+        | AuditAction::SecretRotated
+        | AuditAction::SecretsShown => Some(ResourcePage::Endpoint),
+        AuditAction::EventExpunged => Some(ResourcePage::Event),
+        AuditAction::DeliveryRetried
+        | AuditAction::DeliveryCancelled
+        | AuditAction::DeliveryReplayed
+        | AuditAction::DeliveryDiscarded => Some(ResourcePage::Delivery),
+        AuditAction::JobStarted | AuditAction::JobPaused | AuditAction::JobResumed | AuditAction::JobCancelled => {
+            Some(ResourcePage::Job)
+        }
+        AuditAction::TenantDeleted
+        | AuditAction::EndpointDeleted
+        | AuditAction::TokenCreated
+        | AuditAction::TokenRevoked
+        | AuditAction::LinkCreated
+        | AuditAction::LinkRevoked
+        | AuditAction::SessionStarted
+        | AuditAction::SessionEnded
+        | AuditAction::SessionRevoked
+        | AuditAction::BackupStarted
+        | AuditAction::AdminTokenRenewed
+        | AuditAction::MasterKeyRotated
+        | AuditAction::AuthRepeated => None,
     }
 }
 
@@ -127,4 +179,26 @@ pub async fn read_trail(page: &PageContext, path: &str) -> Result<AuditTrail, Pa
         ("cursor", page.query.get("cursor")),
     ]);
     page.api.get(&format!("{path}?limit=50{given}")).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_links_to_the_page_of_what_was_acted_on() {
+        for action in AuditAction::ALL.iter().copied() {
+            let group = action.as_str().split_once('.').map(|(group, _)| group);
+            let expected = match group {
+                _ if action.as_str().ends_with(".deleted") => None,
+                Some("tenant") => Some(ResourcePage::Tenant),
+                Some("endpoint" | "breaker" | "secret" | "secrets") => Some(ResourcePage::Endpoint),
+                Some("event") => Some(ResourcePage::Event),
+                Some("delivery") => Some(ResourcePage::Delivery),
+                Some("job") => Some(ResourcePage::Job),
+                _ => None,
+            };
+            assert_eq!(page_of(action), expected, "{}", action.as_str());
+        }
+    }
 }

@@ -21,8 +21,9 @@ use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::shown_delivery::state_mark;
 use crate::dashboard::words;
+use crate::model::audit::AuditAction;
 use crate::model::delivery::{DeliveryState, WaitingFor};
-use crate::model::endpoint_event::Actor;
+use crate::model::endpoint_event::{Actor, EndpointEventKind};
 use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
@@ -80,7 +81,7 @@ struct LastError {
 #[derive(Deserialize)]
 struct EndpointAuditRow {
     at: Timestamp,
-    action: String,
+    action: AuditAction,
     by: String,
     fields: Vec<String>,
 }
@@ -209,15 +210,14 @@ fn tell_of(authors: &Authors, facts: &mut EndpointSummary, history: &mut [PastEv
         return;
     }
     let is_note_shown = |event: &PastEvent| {
-        let action = <&str>::from(event.what).replace("breaker_", "breaker.");
-        let is_it = |row: &&EndpointAuditRow| {
-            row.action.ends_with(&action) && row.at.duration_since(event.at).abs() <= SAME_ACT
-        };
+        let action = recorded_as(event.what);
+        let is_it =
+            |row: &&EndpointAuditRow| Some(row.action) == action && row.at.duration_since(event.at).abs() <= SAME_ACT;
         let mut rows = audit.iter().filter(is_it).peekable();
         rows.peek().is_some() && rows.all(|row| authors.is_shown(&row.by))
     };
     let mut hidden = Vec::new();
-    for event in history.iter_mut().filter(|event| event.by == "person") {
+    for event in history.iter_mut().filter(|event| event.by == Actor::Person) {
         if !is_note_shown(event) {
             hidden.extend(event.reason.take());
         }
@@ -230,6 +230,18 @@ fn tell_of(authors: &Authors, facts: &mut EndpointSummary, history: &mut [PastEv
         facts.health.reason.take().filter(|reason| !hidden.contains(reason) && (!is_persons.1 || is_told(reason)));
     for row in audit {
         row.by = authors.words(&row.by);
+    }
+}
+
+/// Returns what the audit log calls an act of a person that has this effect.
+fn recorded_as(what: EndpointEventKind) -> Option<AuditAction> {
+    match what {
+        EndpointEventKind::Paused => Some(AuditAction::EndpointPaused),
+        EndpointEventKind::Resumed => Some(AuditAction::EndpointResumed),
+        EndpointEventKind::Disabled => Some(AuditAction::EndpointDisabled),
+        EndpointEventKind::BreakerOpened => Some(AuditAction::BreakerOpened),
+        EndpointEventKind::BreakerClosed => Some(AuditAction::BreakerClosed),
+        EndpointEventKind::ProbeFailed | EndpointEventKind::Recovered => None,
     }
 }
 

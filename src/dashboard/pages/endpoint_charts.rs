@@ -8,7 +8,7 @@ use super::figure_steps::{FigureRun, FigureSum};
 use crate::dashboard::chart::over_time::{OverTime, Series, Shape};
 use crate::dashboard::chart::{ChartTone, Svg};
 use crate::dashboard::words;
-use crate::model::endpoint_event::EndpointEventKind;
+use crate::model::endpoint_event::{Actor, EndpointEventKind};
 use crate::model::named_enum::NamedEnum;
 
 /// Most marks that are drawn over a chart.
@@ -123,7 +123,7 @@ pub struct PastEvent {
     /// Why, or the note that was left.
     pub reason: Option<String>,
     /// Who caused it: a person, the receiver or the gateway.
-    pub by: String,
+    pub by: Actor,
 }
 
 impl PastEvent {

@@ -6,8 +6,9 @@ use super::{ExplainedAttempt, ExplanationFacts, answer_words, secret_change, wor
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::{DeliveryState, time_after};
 use crate::model::named_enum::NamedEnum;
+use crate::model::preset::Preset;
 use crate::model::span::{Span, words};
-use crate::model::status_rules::{RuleSource, StatusAction, StatusTable};
+use crate::model::status_rules::{RuleCondition, RuleSource, StatusAction, StatusTable};
 use crate::model::verdict::Verdict;
 
 /// Delay after its due time from which an attempt counts as held back.
@@ -76,11 +77,12 @@ impl ExplanationFacts<'_> {
     fn consequence(&self, attempt: &Attempt) -> String {
         let is_last = self.last_of_budget().is_some_and(|last| last.number == attempt.number);
         // It may have been replayed or discarded since.
-        let is = if is_last && self.delivery.state == DeliveryState::Dead { "is" } else { "became" };
+        let is_dead_by_it = is_last && self.delivery.state == DeliveryState::Dead;
+        let is = if is_dead_by_it { "is" } else { "became" };
         match (attempt.decision.verdict, attempt.decision.next_attempt_at, self.delivery.cause) {
             (Verdict::Delivered, ..) => "So it is delivered.".to_owned(),
             (Verdict::Refused, ..) => format!("So it {is} a dead letter (refused)."),
-            (Verdict::Gone, ..) if is == "is" => {
+            (Verdict::Gone, ..) if is_dead_by_it => {
                 "So it is a dead letter (gone), and its endpoint is disabled.".to_owned()
             }
             (Verdict::Gone, ..) => "So it became a dead letter (gone), and its endpoint was disabled.".to_owned(),
@@ -102,7 +104,7 @@ fn judgement(attempt: &Attempt) -> String {
     let action = StatusAction::from(decision.verdict).as_str();
     let rule = &decision.rule;
     let by_table = |table: StatusTable| {
-        let row = table.rows().find(|row| row.on.to_string() == *rule);
+        let row = RuleCondition::named(rule).and_then(|condition| table.find(condition));
         let note = row.map(|row| format!(": {}", row.note)).unwrap_or_default();
         format!("Rule {rule} of the {} table says {action}{note}.", table.as_str())
     };
@@ -125,8 +127,8 @@ fn duration_words(attempt: &Attempt) -> String {
 fn drawn_delay(decision: &Decision) -> Option<String> {
     let ([lo, hi], draw, budget) = (decision.window_ms?, decision.draw?, decision.budget?);
     let span = |millis: u64| Span::millis(millis).words();
-    let policy = match decision.policy.as_deref().and_then(|policy| policy.split_once(" (")) {
-        Some((preset, _)) => format!("policy {preset}"),
+    let policy = match decision.policy.as_deref().and_then(Preset::shown_in) {
+        Some(preset) => format!("policy {}", preset.as_str()),
         None => "endpoint's own policy".to_owned(),
     };
     let waits = format!("After failure {} of this budget the {policy} waits", budget.used);

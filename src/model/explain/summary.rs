@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::{ExplanationFacts, answer_words, words_between};
 use crate::model::delivery::{Delivery, DeliveryState, WaitingFor};
-use crate::model::endpoint_event::{Actor, OpenCause};
+use crate::model::endpoint_event::Actor;
 use crate::model::named_enum::NamedEnum;
 
 impl ExplanationFacts<'_> {
@@ -120,10 +120,11 @@ impl ExplanationFacts<'_> {
     fn waiting_for_breaker(&self) -> String {
         let by_person = self.endpoint.is_some_and(|endpoint| endpoint.health.is_opened_by_person());
         let reason = self.endpoint.and_then(|endpoint| endpoint.health.reason.as_deref());
-        // The sentence says it already.
         let is_noted = self.endpoint.is_some_and(|endpoint| endpoint.health.is_reason_of_person());
         let reason = reason.filter(|_| self.reader.sees_notes || !is_noted);
-        let reason = reason.filter(|reason| !by_person || *reason != OpenCause::Person { note: None }.reason());
+        // Without a note the reason says only what the sentence says already.
+        let is_without_note = self.endpoint.is_some_and(|endpoint| endpoint.health.is_opened_without_note);
+        let reason = reason.filter(|_| !(by_person && is_without_note));
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         match (self.next_start(), self.gives_up_first()) {
             (Some(at), _) if by_person => format!(

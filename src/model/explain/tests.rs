@@ -267,8 +267,17 @@ fn an_open_breaker_says_why_and_when_it_is_probed() {
 #[test]
 fn a_breaker_that_a_person_opened_is_told_as_such() {
     let mut story = DeliveryHistory::of(standard());
-    story.endpoint.health = EndpointHealth::default().forced_open(None, "maintenance".into(), at(0));
+    story.endpoint.health = EndpointHealth::default().forced_open(None, Some("maintenance".into()), at(0));
     insta::assert_snapshot!(story.explained(Some(WaitingFor::Breaker), at(30)));
+}
+
+#[test]
+fn a_breaker_that_a_person_opened_without_a_note_is_given_no_reason() {
+    let mut story = DeliveryHistory::of(standard());
+    story.endpoint.health = EndpointHealth::default().forced_open(None, None, at(0));
+    assert_eq!(story.endpoint.health.reason.as_deref(), Some("opened by a person"), "other places say it");
+    let told = story.explained(Some(WaitingFor::Breaker), at(30));
+    assert!(told.starts_with("Waiting: a person opened its endpoint's breaker.\n"), "{told}");
 }
 
 #[test]
@@ -277,7 +286,7 @@ fn whoever_may_not_read_notes_is_told_that_a_person_did_it() {
     let paused = || DeliveryHistory::of(standard()).with_status(EndpointState::Paused, "unpaid bill", at(100));
     let opened = |until| {
         let mut history = DeliveryHistory::of(standard());
-        history.endpoint.health = EndpointHealth::default().forced_open(until, "unpaid bill".into(), at(0));
+        history.endpoint.health = EndpointHealth::default().forced_open(until, Some("unpaid bill".into()), at(0));
         history
     };
     // Once the time is over, a ramp begins; its reason is still the note.

@@ -289,6 +289,7 @@ impl CircuitBreaker {
         self.health.phase = BreakerPhase::Open { until: Some(until) };
         self.health.reason = event.reason();
         self.health.is_reason_noted = false;
+        self.health.is_opened_without_note = false;
         self.window = FailureWindow::default();
         events.push(event);
     }
@@ -318,6 +319,7 @@ impl CircuitBreaker {
         health.since = Some(now);
         health.reason = None;
         health.is_reason_noted = false;
+        health.is_opened_without_note = false;
         health.ramp_until = None;
         health.trips = 0;
     }

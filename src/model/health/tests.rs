@@ -248,7 +248,7 @@ fn a_breaker_that_is_switched_off_hears_nothing() {
 fn a_ramp_goes_on_also_where_the_breaker_is_switched_off() {
     let mut subject = Subject::new();
     subject.breaker.enabled = false;
-    subject.circuit.adopt(&EndpointHealth::default().forced_open(Some(at(1_000)), "a moment".into(), at(0)));
+    subject.circuit.adopt(&EndpointHealth::default().forced_open(Some(at(1_000)), Some("a moment".into()), at(0)));
     subject.now = 1_000;
     assert_eq!(subject.state(), BreakerState::HalfOpen);
     subject.record_verdict(Verdict::Retry);
@@ -279,7 +279,7 @@ fn one_that_asks_for_less_while_recovering_does_not_get_more() {
 #[test]
 fn a_person_opens_it_for_good_or_for_a_time_and_closes_it_into_a_ramp() {
     let mut subject = Subject::new();
-    subject.circuit.adopt(&EndpointHealth::default().forced_open(None, "maintenance".into(), at(0)));
+    subject.circuit.adopt(&EndpointHealth::default().forced_open(None, Some("maintenance".into()), at(0)));
     subject.now = 86_400_000;
     assert_eq!(subject.state(), BreakerState::Open);
     for verdict in [Verdict::Delivered, Verdict::Retry] {
@@ -289,7 +289,7 @@ fn a_person_opens_it_for_good_or_for_a_time_and_closes_it_into_a_ramp() {
     let closed = subject.circuit.health.reset(at(subject.now));
     subject.circuit.adopt(&closed);
     assert_eq!((subject.state(), subject.width()), (BreakerState::Ramp, 1));
-    let for_a_while = closed.forced_open(Some(at(86_401_000)), "a moment".into(), at(86_400_000));
+    let for_a_while = closed.forced_open(Some(at(86_401_000)), Some("a moment".into()), at(86_400_000));
     subject.circuit.adopt(&for_a_while);
     subject.now += 1_000;
     assert_eq!(subject.state(), BreakerState::HalfOpen);

@@ -44,9 +44,9 @@ pub fn change_endpoint(
             effects.endpoint_events.extend(change_state(endpoint, state, note, now));
         }
         EndpointChange::Breaker { is_open: true, until, note } => {
-            let cause = OpenCause::Person { note };
             endpoint.end_open_breaker(now);
-            endpoint.health = endpoint.health.forced_open(until, cause.reason(), now);
+            endpoint.health = endpoint.health.forced_open(until, note.clone(), now);
+            let cause = OpenCause::Person { note };
             effects.endpoint_events.push(EndpointEvent::BreakerOpened { until, cause });
         }
         EndpointChange::Breaker { is_open: false, note, .. } => {

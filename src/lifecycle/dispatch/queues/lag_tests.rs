@@ -122,7 +122,7 @@ fn what_is_not_due_or_on_its_way_is_not_late() {
 fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
     let held = |held_ms: BlockedMs| Lag { lag_ms: 0, held_ms };
     let none = BlockedMs::default();
-    let opened = EndpointHealth::default().forced_open(Some(at(60)), "failing".into(), at(0));
+    let opened = EndpointHealth::default().forced_open(Some(at(60)), Some("failing".into()), at(0));
     let cases = [
         (EndpointGate { state: EndpointState::Paused, ..open() }, held(BlockedMs { pause: 50_000, ..none })),
         (EndpointGate { state: EndpointState::Disabled, ..open() }, held(BlockedMs { disabled: 50_000, ..none })),
@@ -170,7 +170,7 @@ fn a_pause_holds_nothing_once_the_last_that_waited_is_changed() {
 #[test]
 fn a_breaker_that_tries_its_endpoint_out_still_holds_the_rest() {
     let (mut queues, a) = (node(), endpoint(1));
-    let health = EndpointHealth::default().forced_open(Some(at(10)), "failing".into(), at(0));
+    let health = EndpointHealth::default().forced_open(Some(at(10)), Some("failing".into()), at(0));
     queues.due_in_store(a, at(-50), at(0), || Some(EndpointGate { health, ..open() }));
     assert_eq!(queues.poll_due(at(10)).len(), 1, "half open: one may go");
     queues.read_done(a, page(vec![claim(a, 1, at(-50)), claim(a, 2, at(-40))], None), at(10), at(20));
