@@ -297,23 +297,15 @@ async fn build_gateway(
     let store = handle.store();
     let links = Links::new(settings.public_url.0.clone(), &handle.link_key().await?, retention(settings));
     refuse_thin_without_links(store.as_ref(), &links)?;
-    let links = Arc::new(links);
     let expiry = Arc::new(ExpirySchedule::new(settings.hold_max));
     let notifier = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
     let self_tests = SelfTestReceiver::new(store.clone(), clock.clone());
     let called_from = egress.seen_as();
     let sender = Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0, self_tests));
-    let mut context = DeliveryContext::new(
-        store.clone(),
-        sender,
-        links.clone(),
-        expiry.clone(),
-        notifier.clone(),
-        clock.clone(),
-        rand::random(),
-    );
+    let mut context = DeliveryContext::new(store, sender, links, expiry, notifier, clock, rand::random());
     context.logged_attempts = settings.log_attempts;
-    let dispatcher = Dispatcher::new(context, node_limits(settings));
+    let context = Arc::new(context);
+    let dispatcher = Dispatcher::new(context.clone(), node_limits(settings));
     let space = match handle.event_bytes_in_log() {
         // The database has a disk of its own, and reports itself when that is full.
         None => DiskSpace::endless(),
@@ -321,21 +313,7 @@ async fn build_gateway(
     };
     let intake = Intake::new(size_in_bytes(settings.ingest_memory), settings.ingest_waiting.0);
     let answers = SharedAnswers::default();
-    Ok(Gateway {
-        store,
-        dispatcher,
-        expiry,
-        clock,
-        space,
-        intake,
-        links,
-        mail,
-        notifier,
-        admin,
-        called_from,
-        answers,
-        metrics,
-    })
+    Ok(Gateway { context, dispatcher, space, intake, mail, admin, called_from, answers, metrics })
 }
 
 /// Refuses a disk reserve so small that the store's own log could use up the space

@@ -33,24 +33,21 @@
 //! Everything here relies only on what the traits of [`crate::store`] promise,
 //! and can run against a scripted [`deliver::send::Sender`] in simulated time.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use self::admin_token::AdminToken;
+use self::deliver::DeliveryContext;
 use self::disk_space::DiskSpace;
 use self::dispatch::Dispatcher;
-use self::expiry_schedule::ExpirySchedule;
 use self::intake::Intake;
-use self::links::Links;
 use self::mail::MailQueue;
-use self::notifier::Notifier;
 use self::shared_answers::SharedAnswers;
-use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::model::rate::Rate;
 use crate::model::tenant::Tenant;
-use crate::store::Store;
 
 pub mod accept;
 pub mod admin_token;
@@ -92,26 +89,20 @@ pub mod tail;
 pub mod traces;
 pub mod waiting;
 
-/// The parts of a running gateway that the API and the background tasks share.
+/// The parts of a running gateway that the API and the background tasks share. Those
+/// that deliveries are made with, such as the store and the clock, are reached through
+/// `Deref`, as if they were fields of its own.
 pub struct Gateway {
-    /// Store of events, deliveries and settings.
-    pub store: Arc<dyn Store>,
+    /// Parts that deliveries are made with.
+    pub context: Arc<DeliveryContext>,
     /// Dispatcher that starts attempts.
     pub dispatcher: Dispatcher,
-    /// Schedule of the next check for expired deliveries.
-    pub expiry: Arc<ExpirySchedule>,
-    /// Clock of engine time and wall time.
-    pub clock: Arc<dyn Clock>,
     /// Free space of the disk that holds the store.
     pub space: DiskSpace,
     /// Queue of mails to the owners of endpoints.
     pub mail: MailQueue,
-    /// Notifier that counts what happened and mails the owners of endpoints.
-    pub notifier: Notifier,
     /// Limits on incoming requests.
     pub intake: Intake,
-    /// Maker and verifier of the data links of thin events.
-    pub links: Arc<Links>,
     /// Admin token in force on this node.
     pub admin: AdminToken,
     /// Networks that receivers see this node call from; none if that is not known.
@@ -120,6 +111,14 @@ pub struct Gateway {
     pub answers: SharedAnswers,
     /// Metrics of this node.
     pub metrics: Arc<Metrics>,
+}
+
+impl Deref for Gateway {
+    type Target = DeliveryContext;
+
+    fn deref(&self) -> &DeliveryContext {
+        &self.context
+    }
 }
 
 impl Gateway {

@@ -401,23 +401,17 @@ pub fn gateway(
 ) -> Arc<Gateway> {
     let expiry = Arc::new(ExpirySchedule::new(hold_max));
     let metrics = Arc::new(Metrics::new(clock.now()));
-    let teller = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+    let notifier = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
     let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), unmatched: hold_max, audit: hold_max };
-    let links = Arc::new(Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept));
-    let context =
-        DeliveryContext::new(store.clone(), sender, links.clone(), expiry.clone(), teller.clone(), clock.clone(), seed);
-    let dispatcher = Dispatcher::new(context, limits);
-    let (space, intake, clock) = (DiskSpace::endless(), Intake::unlimited(), clock.clone());
+    let links = Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept);
+    let context = Arc::new(DeliveryContext::new(store, sender, links, expiry, notifier, clock.clone(), seed));
+    let dispatcher = Dispatcher::new(context.clone(), limits);
     Arc::new(Gateway {
-        store,
+        context,
         dispatcher,
-        expiry,
-        clock,
-        space,
-        intake,
-        links,
+        space: DiskSpace::endless(),
+        intake: Intake::unlimited(),
         mail,
-        notifier: teller,
         admin: AdminToken::new([0; 32]),
         called_from: Vec::new(),
         answers: Default::default(),

@@ -51,14 +51,15 @@ pub const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
 /// How long a delivery waits that the lease was too short for.
 const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 
-/// The parts of the gateway that deliveries are made with.
+/// The parts that deliveries are made with. The dispatcher has them, and the
+/// [`Gateway`](super::Gateway) around it uses the same.
 pub struct DeliveryContext {
     /// The store of events and deliveries.
     pub store: Arc<dyn Store>,
     /// The HTTP client.
     pub sender: Arc<dyn Sender>,
     /// The links of thin events.
-    pub links: Arc<Links>,
+    pub links: Links,
     /// The times at which deliveries may expire.
     pub expiry: Arc<ExpirySchedule>,
     /// The metrics, operational events and mails about outcomes.
@@ -79,7 +80,7 @@ impl DeliveryContext {
     pub fn new(
         store: Arc<dyn Store>,
         sender: Arc<dyn Sender>,
-        links: Arc<Links>,
+        links: Links,
         expiry: Arc<ExpirySchedule>,
         notifier: Notifier,
         clock: Arc<dyn Clock>,

@@ -71,7 +71,7 @@ struct DispatcherState {
     /// Whether there are no other nodes, and never will be.
     is_alone: bool,
     limits: NodeLimits,
-    context: DeliveryContext,
+    context: Arc<DeliveryContext>,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     wake: Notify,
     /// Measures how much the machine's processors are in demand.
@@ -82,7 +82,7 @@ struct DispatcherState {
 
 impl Dispatcher {
     /// Makes a dispatcher that has not looked into the store yet.
-    pub fn new(context: DeliveryContext, limits: NodeLimits) -> Self {
+    pub fn new(context: Arc<DeliveryContext>, limits: NodeLimits) -> Self {
         let is_alone = context.store.lease_length().is_none();
         let ownership = if is_alone { ShardOwnership::all() } else { ShardOwnership::none() };
         let shared = DispatcherState {
