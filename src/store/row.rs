@@ -248,7 +248,39 @@ pub(crate) use insert;
 /// Declares what an update of one row of a table of SQLite writes. Each field
 /// has its assignment, and `key` finds the row. `SQL` is the statement, and
 /// `update` runs it.
+///
+/// With `where` the row must be like that, too: whoever needs several statements
+/// composes them of `ASSIGNMENTS` and `CONDITIONS`, and `bind` gives one its values.
 macro_rules! update {
+    (
+        $(#[$doc:meta])*
+        $vis:vis struct $name:ident {
+            $($field:ident: $type:ty = $assignment:literal,)*
+        } where {
+            $($known:ident: $known_type:ty = $condition:literal,)*
+        }
+    ) => {
+        $(#[$doc])*
+        $vis struct $name {
+            $($field: $type,)*
+            $($known: $known_type,)*
+        }
+
+        impl $name {
+            /// What is written.
+            pub const ASSIGNMENTS: &'static str = $crate::store::row::joined!(", "; $($assignment),*);
+            /// What the row must be like.
+            pub const CONDITIONS: &'static str = $crate::store::row::joined!(" AND "; $($condition),*);
+
+            /// Binds the values to a statement that has the assignments first.
+            pub fn bind(&self, statement: &mut rusqlite::Statement<'_>) -> rusqlite::Result<()> {
+                let next = &mut 1;
+                $($crate::store::row::SqliteParameters::bind(&self.$field, statement, next)?;)*
+                $($crate::store::row::SqliteParameters::bind(&self.$known, statement, next)?;)*
+                Ok(())
+            }
+        }
+    };
     (
         $(#[$doc:meta])*
         $vis:vis struct $name:ident of $table:literal by $key:literal {
@@ -382,6 +414,30 @@ mod tests {
             right: Option<String> = "right = ?",
             left: i64 = "left = left + ?",
         }
+    }
+
+    update! {
+        /// An update of things that are as they were.
+        struct KnownThing {
+            right: Option<String> = "right = ?",
+        } where {
+            left: i64 = "left = ?",
+            no: i64 = "no = ?",
+        }
+    }
+
+    #[test]
+    fn an_update_with_conditions_changes_only_what_meets_them() {
+        let db = rusqlite::Connection::open_in_memory().unwrap();
+        db.execute_batch("CREATE TABLE things (left INTEGER, no INTEGER PRIMARY KEY, right TEXT)").unwrap();
+        NewThing { right: None, left: 7, no: 3 }.insert(&db).unwrap();
+        let sql = joined!(""; "UPDATE things SET ", KnownThing::ASSIGNMENTS, " WHERE ", KnownThing::CONDITIONS);
+        let changed = |left| {
+            let mut statement = db.prepare(sql).unwrap();
+            KnownThing { right: Some("r".into()), left, no: 3 }.bind(&mut statement).unwrap();
+            statement.raw_execute().unwrap()
+        };
+        assert_eq!((changed(3), changed(7)), (0, 1));
     }
 
     #[test]

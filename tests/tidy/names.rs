@@ -11,6 +11,10 @@ const FUNCTION_LINES_MAX: usize = 60;
 const DOC_WORDS_MIN: usize = 3;
 /// Most columns of a query that may be read by their position.
 const COLUMNS_BY_POSITION_MAX: usize = 3;
+/// Most values of a statement that may be bound by their position.
+const VALUES_BY_POSITION_MAX: usize = 6;
+/// Files that call a stored function, whose parameters are named beside the call.
+const CALLS_BY_POSITION: &[&str] = &["src/store/postgres/overdue.rs"];
 
 /// Type names that every module may have for itself.
 const COMMON_TYPES: &[&str] = &["Error", "Result"];
@@ -231,6 +235,41 @@ fn a_column_behind_the_third_is_read_by_its_name() {
     assert_eq!(column_position("    head: row.get(4),"), Some(4));
     assert_eq!(column_position("    let bytes = row.get::<_, i64>(12)?.cast_unsigned();"), Some(12));
     assert_eq!(column_position("    let key = row.get(\"key\");"), None);
+}
+
+/// The lists of values that a macro such as `bind!` binds by position in a text: the
+/// place of each, and how many values it has.
+fn bound_lists(text: &str, bind: &str) -> Vec<(usize, usize)> {
+    let lists = text.match_indices(bind).map(|(start, _)| {
+        let (mut depth, mut count, mut has_value) = (1, 0, false);
+        for c in text[start + bind.len()..].chars() {
+            match c {
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth -= 1,
+                ',' if depth == 1 => count += usize::from(std::mem::take(&mut has_value)),
+                _ => has_value |= !c.is_whitespace(),
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        (start, count + usize::from(has_value))
+    });
+    lists.collect()
+}
+
+#[test]
+fn a_statement_with_many_values_names_them() {
+    let mut wrong = Vec::new();
+    for source in sources(&["src/store"]).into_iter().filter(|source| !CALLS_BY_POSITION.contains(&&*source.path)) {
+        let lists = ["bind![", "params!["].into_iter().flat_map(|bind| bound_lists(&source.text, bind));
+        for (start, count) in lists.filter(|(_, count)| *count > VALUES_BY_POSITION_MAX) {
+            let line = source.text[..start].lines().count();
+            wrong.push(format!("{}:{line}: {count} values", source.path));
+        }
+    }
+    expect_none("values bound by their position; write insert! or update!, or use by_name! or named_params!", wrong);
+    assert_eq!(bound_lists("execute(bind![a, f(b, [c]),\n    d,\n]) bind![]", "bind!["), [(8, 3), (38, 0)]);
 }
 
 /// Whether a line is the arm of a match on a boolean.

@@ -11,11 +11,12 @@ use super::rows::{id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
-use crate::model::token::Token;
+use crate::model::token::{Token, TokenHash};
 use crate::store::access::draw_id_bits;
 use crate::store::catalog_columns::TokenColumns;
 use crate::store::catalog_index::CatalogIndex;
-use crate::store::row::SqliteColumns;
+use crate::store::codes::token_kind_code;
+use crate::store::row::{SqliteColumns, insert};
 use crate::store::stored_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, MissingResource, PageRequest, Result, TokenScope};
 
@@ -25,6 +26,40 @@ pub const TOKENS: &str = "FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
 /// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
 /// `?2`, or to any tenant if that is NULL, or with `?3` to the gateway.
 const IN_SCOPE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
+
+insert! {
+    /// A token to insert. Links to sign in with, and sessions, are tokens, too.
+    pub struct TokenToInsert into "tokens" {
+        id: [u8; 16] = "id",
+        tenant: Option<i64> = "tenant",
+        name: String = "name",
+        rights: String = "rights",
+        hash: TokenHash = "hash",
+        created_at: i64 = "created_at",
+        expires_at: Option<i64> = "expires_at",
+        used_at: Option<i64> = "used_at",
+        kind: i16 = "kind",
+        sign_in: Option<String> = "sign_in",
+    }
+}
+
+impl TokenToInsert {
+    /// Returns the row of a token whose tenant has this number.
+    pub fn of(token: &Token, tenant: Option<i64>) -> Self {
+        Self {
+            id: id_bytes(token.id.0),
+            tenant,
+            name: token.name.clone(),
+            rights: to_json(&token.rights),
+            hash: token.hash,
+            created_at: millis(token.created_at),
+            expires_at: token.expires_at.map(millis),
+            used_at: token.used_at.map(millis),
+            kind: token_kind_code(token.kind),
+            sign_in: token.sign_in.as_ref().map(to_json),
+        }
+    }
+}
 
 /// Loads every token into the index.
 pub fn load(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<()> {
@@ -100,19 +135,7 @@ impl AccessStore for EmbeddedStore {
                 {
                     return Ok(Err(refused));
                 }
-                transaction.db.execute(
-                    "INSERT INTO tokens (id, tenant, name, rights, hash, created_at, expires_at)
-                     VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    params![
-                        id_bytes(token.id.0),
-                        tenant.flatten(),
-                        token.name,
-                        to_json(&token.rights),
-                        token.hash,
-                        millis(token.created_at),
-                        token.expires_at.map(millis),
-                    ],
-                )?;
+                TokenToInsert::of(&token, tenant.flatten()).insert(transaction.db)?;
                 let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
                 transaction.record(

@@ -22,10 +22,89 @@ use crate::model::tenant::Tenant;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns, TenantColumns};
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::jobs::still_purged;
-use crate::store::row::{SqliteColumns, row};
+use crate::store::row::{SqliteColumns, insert, row, update};
 use crate::store::seal::Seal;
 use crate::store::stored_json::to_json;
 use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, MissingResource, Result, UnreadableRecord};
+
+insert! {
+    /// A tenant to insert.
+    struct TenantToInsert into "tenants" {
+        id: String = "id",
+        name: String = "name",
+        defaults: String = "defaults",
+        quota: String = "quota",
+        limits: String = "limits",
+        retention: String = "retention",
+        created_at: i64 = "created_at",
+    }
+}
+
+impl TenantToInsert {
+    fn of(tenant: &Tenant) -> Self {
+        Self {
+            id: tenant.id.to_string(),
+            name: tenant.name.clone(),
+            defaults: to_json(&tenant.defaults),
+            quota: to_json(&tenant.quota),
+            limits: to_json(&tenant.limits),
+            retention: to_json(&tenant.retention),
+            created_at: millis(tenant.created_at),
+        }
+    }
+}
+
+update! {
+    /// What may change of a tenant.
+    struct TenantToSave of "tenants" by "no" {
+        name: String = "name = ?",
+        defaults: String = "defaults = ?",
+        quota: String = "quota = ?",
+        limits: String = "limits = ?",
+        retention: String = "retention = ?",
+    }
+}
+
+impl TenantToSave {
+    fn of(tenant: &Tenant) -> Self {
+        Self {
+            name: tenant.name.clone(),
+            defaults: to_json(&tenant.defaults),
+            quota: to_json(&tenant.quota),
+            limits: to_json(&tenant.limits),
+            retention: to_json(&tenant.retention),
+        }
+    }
+}
+
+insert! {
+    /// An endpoint to insert.
+    struct EndpointToInsert into "endpoints" {
+        id: [u8; 16] = "id",
+        tenant: i64 = "tenant",
+        settings: Vec<u8> = "settings",
+        status: String = "status",
+        created_at: i64 = "created_at",
+        updated_at: i64 = "updated_at",
+        skips_dead: bool = "skips_dead",
+        urls: Vec<u8> = "urls",
+    }
+}
+
+impl EndpointToInsert {
+    fn of(endpoint: &Endpoint, tenant: i64, seal: &Seal) -> Self {
+        Self {
+            id: id_bytes(endpoint.id.0),
+            tenant,
+            settings: seal_settings(seal, endpoint),
+            status: to_json(&endpoint.status),
+            created_at: millis(endpoint.created_at),
+            updated_at: millis(endpoint.updated_at),
+            skips_dead: endpoint.settings.on_dead == OnDead::Skip,
+            urls: seal_urls(seal, endpoint),
+        }
+    }
+}
 
 /// Loads everything that is not deleted into an index.
 pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
@@ -204,8 +283,6 @@ impl Catalog for EmbeddedStore {
         let by = by.clone();
         self.writer
             .write(move |transaction| {
-                let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
-                let (limits, retention) = (to_json(&tenant.limits), to_json(&tenant.retention));
                 let db = transaction.db;
                 if let Some(job) = open_purge(db, &tenant.id)? {
                     return Ok(Err(still_purged(&tenant.id, job)));
@@ -222,16 +299,11 @@ impl Catalog for EmbeddedStore {
                 };
                 let (no, created_at) = match known {
                     Some((no, before)) => {
-                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ?, limits = ?, retention = ?
-                                   WHERE no = ?";
-                        db.execute(sql, params![tenant.name, defaults, quota, limits, retention, no])?;
+                        TenantToSave::of(&tenant).update(db, no)?;
                         (no, before.created_at)
                     }
                     None => {
-                        let sql = "INSERT INTO tenants (id, name, defaults, quota, limits, retention, created_at)
-                                   VALUES (?, ?, ?, ?, ?, ?, ?)";
-                        let (id, created_at) = (tenant.id.as_str(), millis(tenant.created_at));
-                        db.execute(sql, params![id, tenant.name, defaults, quota, limits, retention, created_at])?;
+                        TenantToInsert::of(&tenant).insert(db)?;
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
@@ -280,20 +352,7 @@ impl Catalog for EmbeddedStore {
                 if let Err(refused) = transaction.grow_settings(&endpoint.tenant, 1, bytes) {
                     return Ok(Err(refused));
                 }
-                db.execute(
-                    "INSERT INTO endpoints (id, tenant, settings, status, created_at, updated_at, skips_dead, urls)
-                     VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    params![
-                        id_bytes(endpoint.id.0),
-                        tenant,
-                        seal_settings(transaction.seal, &endpoint),
-                        to_json(&endpoint.status),
-                        millis(endpoint.created_at),
-                        millis(endpoint.updated_at),
-                        endpoint.settings.on_dead == OnDead::Skip,
-                        seal_urls(transaction.seal, &endpoint),
-                    ],
-                )?;
+                EndpointToInsert::of(&endpoint, tenant, transaction.seal).insert(db)?;
                 let no = db.last_insert_rowid();
                 for secret in &endpoint.secrets {
                     insert_secret(transaction, no, endpoint.id, secret)?;

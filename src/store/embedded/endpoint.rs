@@ -17,7 +17,7 @@ use crate::model::limits::settings_bytes;
 use crate::store::catalog_columns::{EndpointColumns, SecretColumns};
 use crate::store::plan::DeliveryReport;
 use crate::store::plan::endpoint::{self as plan, is_only_health};
-use crate::store::row::{SqliteColumns, row};
+use crate::store::row::{SqliteColumns, row, update};
 use crate::store::seal::{Seal, about_secret, about_settings, about_urls};
 use crate::store::stored_json::{from_json, to_json};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
@@ -73,25 +73,35 @@ pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
 
 /// Writes an endpoint back, and puts it into the index after the commit.
 fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
-    transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, status = ?, updated_at = ?, backpressure_until = ?, health = ?, mailed_at = ?,
-             skips_dead = ?, urls = ? WHERE no = ?",
-        params![
-            seal_settings(transaction.seal, &endpoint),
-            to_json(&endpoint.status),
-            millis(endpoint.updated_at),
-            endpoint.backpressure_until.map(millis),
-            to_json(&endpoint.health),
-            endpoint.mailed_at.map(millis),
-            endpoint.settings.on_dead == OnDead::Skip,
-            seal_urls(transaction.seal, &endpoint),
-            no
-        ],
-    )?;
+    let row = EndpointToSave {
+        settings: seal_settings(transaction.seal, &endpoint),
+        status: to_json(&endpoint.status),
+        updated_at: millis(endpoint.updated_at),
+        backpressure_until: endpoint.backpressure_until.map(millis),
+        health: to_json(&endpoint.health),
+        mailed_at: endpoint.mailed_at.map(millis),
+        skips_dead: endpoint.settings.on_dead == OnDead::Skip,
+        urls: seal_urls(transaction.seal, &endpoint),
+    };
+    row.update(transaction.db, no)?;
     let endpoint = Arc::new(endpoint);
     let known = endpoint.clone();
     transaction.after_commit(move |index| index.put_endpoint(no, known));
     Ok(endpoint)
+}
+
+update! {
+    /// What may change of an endpoint.
+    struct EndpointToSave of "endpoints" by "no" {
+        settings: Vec<u8> = "settings = ?",
+        status: String = "status = ?",
+        updated_at: i64 = "updated_at = ?",
+        backpressure_until: Option<i64> = "backpressure_until = ?",
+        health: String = "health = ?",
+        mailed_at: Option<i64> = "mailed_at = ?",
+        skips_dead: bool = "skips_dead = ?",
+        urls: Vec<u8> = "urls = ?",
+    }
 }
 
 /// Makes a change that a person asked for.

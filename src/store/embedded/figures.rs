@@ -18,7 +18,7 @@ use crate::store::figures::{
 use crate::store::plan::figures::{
     DELETE_STEP, EncodedFigures, ROLLED_UP, decode, encode, next_hour, numbers, roll_up,
 };
-use crate::store::row::{SqliteColumns, joined};
+use crate::store::row::{SqliteColumns, insert, joined};
 
 #[async_trait]
 impl FigureStore for EmbeddedStore {
@@ -51,7 +51,7 @@ impl FigureStore for EmbeddedStore {
             rows.iter().filter_map(|row| Some(encode(row, self.figure_numbers(&row.scope)?))).collect();
         self.writer
             .write_later(move |transaction| {
-                insert(transaction.db, FigureSpan::Window, part, millis(window_at), writer.0, &rows)
+                insert(transaction.db, FigureSpan::Window, part, millis(window_at), writer.0, rows)
             })
             .await
     }
@@ -95,7 +95,7 @@ impl FigureStore for EmbeddedStore {
             .writer
             .write_later(move |transaction| {
                 if let Some((hour, rows)) = rolled_up {
-                    insert(transaction.db, FigureSpan::Hour, part, hour, ROLLED_UP, &rows)?;
+                    insert(transaction.db, FigureSpan::Hour, part, hour, ROLLED_UP, rows)?;
                     let sql = "INSERT INTO figure_rollups (part, rolled_up_until) VALUES (?, ?)
                                ON CONFLICT (part) DO UPDATE SET rolled_up_until = max(rolled_up_until, excluded.rolled_up_until)";
                     transaction.db.prepare_cached(sql)?.execute(params![part.0, hour + HOUR_MS])?;
@@ -194,16 +194,27 @@ fn insert(
     part: Shard,
     at: i64,
     writer: i64,
-    rows: &[EncodedFigures],
+    rows: Vec<EncodedFigures>,
 ) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO figures (span, part, at, tenant, endpoint, writer, counts, types)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
-    let mut statement = db.prepare_cached(sql)?;
-    for row in rows {
-        let key = (span as u8, part.0, at, row.tenant, row.endpoint, writer);
-        statement.execute(params![key.0, key.1, key.2, key.3, key.4, key.5, row.counts, row.types])?;
+    for EncodedFigures { tenant, endpoint, counts, types } in rows {
+        let (span, part) = (span as u8, part.0);
+        FiguresToInsert { span, part, at, tenant, endpoint, writer, counts, types }.insert(db)?;
     }
     Ok(())
+}
+
+insert! {
+    /// The figures of one scope in one window or hour, to insert.
+    struct FiguresToInsert into "figures", "ON CONFLICT DO NOTHING" {
+        span: u8 = "span",
+        part: u8 = "part",
+        at: i64 = "at",
+        tenant: i64 = "tenant",
+        endpoint: i64 = "endpoint",
+        writer: i64 = "writer",
+        counts: Vec<u8> = "counts",
+        types: Option<Vec<u8>> = "types",
+    }
 }
 
 /// Work that a part of the figures waits for: rolling up, and deleting old figures.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
 use super::EmbeddedStore;
-use super::access::{TOKENS, one_more, page_end};
+use super::access::{TOKENS, TokenToInsert, one_more, page_end};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
@@ -57,22 +57,7 @@ impl SignInStore for EmbeddedStore {
                 if let Some(refused) = refusal(transaction, owner, &sign_in)? {
                     return Ok(Err(refused));
                 }
-                transaction.db.execute(
-                    "INSERT INTO tokens (id, tenant, name, rights, hash, created_at, expires_at, used_at, kind, sign_in)
-                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    params![
-                        id_bytes(sign_in.id.0),
-                        owner,
-                        sign_in.name,
-                        to_json(&sign_in.rights),
-                        sign_in.hash,
-                        millis(sign_in.created_at),
-                        sign_in.expires_at.map(millis),
-                        sign_in.used_at.map(millis),
-                        token_kind_code(sign_in.kind),
-                        sign_in.sign_in.as_ref().map(to_json),
-                    ],
-                )?;
+                TokenToInsert::of(&sign_in, owner).insert(transaction.db)?;
                 transaction.sign_in_made(&by, owner, sign_in)?;
                 Ok(Ok(()))
             })

@@ -15,6 +15,7 @@ use tokio_postgres::Row;
 use super::PostgresStore;
 use super::read_query::read_rows;
 use super::rows::{millis, stored_tenant};
+use super::stored_function::by_name;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
@@ -112,25 +113,23 @@ impl AccessStore for PostgresStore {
                 work.grow_tokens(tenant).await?;
             }
             let sql = "INSERT INTO posthaste.tokens (id, tenant, name, rights, hash, created_at, expires_at, version)
-                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8
-                       FROM (SELECT 1) one LEFT JOIN posthaste.tenants t ON t.id = $1 AND t.deleted_at IS NULL
-                       WHERE $1 IS NULL OR t.no IS NOT NULL RETURNING tenant";
-            let row = work
-                .tx
-                .query_opt(
-                    sql,
-                    bind![
-                        token.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
-                        token.id.0,
-                        token.name,
-                        to_json(&token.rights),
-                        token.hash.as_slice(),
-                        millis(token.created_at),
-                        token.expires_at.map(millis),
-                        version,
-                    ],
-                )
-                .await?;
+                       SELECT {id}, t.no, {name}, {rights}, {hash}, {created_at}, {expires_at}, {version}
+                       FROM (SELECT 1) one LEFT JOIN posthaste.tenants t ON t.id = {tenant} AND t.deleted_at IS NULL
+                       WHERE {tenant} IS NULL OR t.no IS NOT NULL RETURNING tenant";
+            let tenant = token.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
+            let (rights, hash) = (to_json(&token.rights), token.hash.as_slice());
+            let (created_at, expires_at) = (millis(token.created_at), token.expires_at.map(millis));
+            let (sql, bound) = by_name![sql;
+                id = token.id.0,
+                tenant = tenant,
+                name = token.name,
+                rights = rights,
+                hash = hash,
+                created_at = created_at,
+                expires_at = expires_at,
+                version = version,
+            ];
+            let row = work.tx.query_opt(&sql, &bound).await?;
             let tenant = row.ok_or(Error::NotFound(MissingResource::Tenant))?.get(0);
             let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();

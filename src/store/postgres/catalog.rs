@@ -20,6 +20,7 @@ use super::changed_rows::CatalogChanges;
 use super::deleted_tenant::{delete_content, open_purge};
 use super::endpoint::{self, insert_secret, store_health};
 use super::rows::{at, millis};
+use super::stored_function::by_name;
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{PostgresState, PostgresStore, stored_bytes};
@@ -251,14 +252,23 @@ impl Catalog for PostgresStore {
             };
             let sql =
                 "INSERT INTO posthaste.tenants (id, name, defaults, quota, limits, created_at, version, retention)
-                       VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                       VALUES ({id}, {name}, {defaults}, {quota}, {limits}, {created_at}, {version}, {retention})
                        ON CONFLICT (id) WHERE deleted_at IS NULL DO UPDATE SET
                            name = excluded.name, defaults = excluded.defaults, quota = excluded.quota,
                            limits = excluded.limits, version = excluded.version, retention = excluded.retention
                        RETURNING no, created_at";
             let (id, created_at) = (tenant.id.as_str(), millis(tenant.created_at));
-            let bound = bind![id, tenant.name, defaults, quota, limits, created_at, version, retention];
-            let row = &work.tx.query(sql, bound).await?[0];
+            let (sql, bound) = by_name![sql;
+                id = id,
+                name = tenant.name,
+                defaults = defaults,
+                quota = quota,
+                limits = limits,
+                retention = retention,
+                created_at = created_at,
+                version = version,
+            ];
+            let row = &work.tx.query(&sql, &bound).await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
             record(work.tx, by, no, &audited).await?;
             let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use super::PostgresStore;
 use super::read_query::{read_both, read_one, read_rows};
 use super::rows::{at, millis};
+use super::stored_function::by_name;
 use super::transaction::{PgTransaction, bind};
 use crate::model::figure_time::{FigureGap, FigureSpan, HOUR_MS, WINDOW_MS};
 use crate::model::id::TenantId;
@@ -197,8 +198,16 @@ impl PostgresStore {
             return Ok(Vec::new());
         }
         let (span, part, last) = (span(of), i16::from(part.0), to - 1);
-        let bound = bind![span, part, tenant, endpoint, first, last, distance];
-        let rows = read_rows(&self.shared, include_str!("sql/read_figures.sql"), bound).await?;
+        let (sql, bound) = by_name![include_str!("sql/read_figures.sql");
+            span = span,
+            part = part,
+            tenant = tenant,
+            endpoint = endpoint,
+            first = first,
+            last = last,
+            distance = distance,
+        ];
+        let rows = read_rows(&self.shared, &sql, &bound).await?;
         rows.iter().map(|row| decode(of, at(row.get(0)), row.get(1), row.get(2))).collect()
     }
 }
@@ -234,8 +243,17 @@ async fn insert(
     let (counts, types): (Vec<Vec<u8>>, Vec<Option<Vec<u8>>>) =
         rows.into_iter().map(|row| (row.counts, row.types)).unzip();
     let (span, part) = (span(of), i16::from(part.0));
-    let bound = bind![span, part, begins_at, writer, tenants, endpoints, counts, types];
-    tx.execute(include_str!("sql/write_figures.sql"), bound).await.map(drop)
+    let (sql, bound) = by_name![include_str!("sql/write_figures.sql");
+        span = span,
+        part = part,
+        begins_at = begins_at,
+        writer = writer,
+        tenants = tenants,
+        endpoints = endpoints,
+        counts = counts,
+        types = types,
+    ];
+    tx.execute(&sql, &bound).await.map(drop)
 }
 
 /// Notes what a node that was lost has not written, and ends its writer. Its

@@ -1,7 +1,7 @@
 //! Reads how many dead letters there are, in groups, from the counts that triggers
 //! of their table keep.
 
-use rusqlite::{Connection, named_params, params};
+use rusqlite::{Connection, named_params};
 
 use super::deliveries::numbers_of_any;
 use crate::model::dead_letter_group::{DeadLetterGroups, DeadLetterSpan, GroupFilter};
@@ -86,11 +86,20 @@ pub fn count(db: &Connection, of: &DeadLetterSpan, most: usize) -> rusqlite::Res
     let Some((tenant, endpoint)) = numbers_of_any(db, Some(&of.tenant), Some(of.endpoint))? else { return Ok(0) };
     let sql = "SELECT count(*) FROM (
                    SELECT 1 FROM dead_letters INDEXED BY dead_letters_by_group
-                   WHERE tenant = ? AND endpoint = ? AND cause = ? AND answer = ? AND finished_at >= ? AND finished_at < ?
-                   LIMIT ?)";
+                   WHERE tenant = :tenant AND endpoint = :endpoint AND cause = :cause AND answer = :answer
+                     AND finished_at >= :since AND finished_at < :until
+                   LIMIT :most)";
     let answer = of.answer.as_deref().unwrap_or_default();
     let (since, until) = (of.since.as_millisecond(), of.until.as_millisecond());
     let most = i64::try_from(most).unwrap_or(i64::MAX);
-    let bound = params![tenant, endpoint, cause_code(of.cause), answer, since, until, most];
+    let bound = named_params! {
+        ":tenant": tenant,
+        ":endpoint": endpoint,
+        ":cause": cause_code(of.cause),
+        ":answer": answer,
+        ":since": since,
+        ":until": until,
+        ":most": most,
+    };
     db.prepare_cached(sql)?.query_row(bound, |row| row.get::<_, i64>(0)).map(|count| count.max(0) as u64)
 }

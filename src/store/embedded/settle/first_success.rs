@@ -4,8 +4,6 @@
 //! says what the row must be like for that; any other row is left as it is, and
 //! settled by a plan like all others. What this writes is what the plan would.
 
-use rusqlite::{OptionalExtension, Params, params};
-
 use super::{free, insert_attempt};
 use crate::model::next_state::NextState;
 use crate::store::codes::created_at_of;
@@ -14,29 +12,39 @@ use crate::store::embedded::rows::{delivery_no, millis};
 use crate::store::embedded::writer::WriteTransaction;
 use crate::store::plan::lane::{LaneEffects, LaneMember};
 use crate::store::progress_columns::ProgressColumns;
+use crate::store::row::{joined, update};
 use crate::store::{ClaimOutcome, SettleEffects, Settlement};
 
-/// Nothing has happened to the delivery since it was accepted, and it has no time at
-/// which its expiry is checked.
-macro_rules! first_success {
-    ($set:literal, $and:literal) => {
-        concat!(
-            "UPDATE deliveries SET state = 1, finished_at = ?, attempts = 1, age_from = ?, held_before = ?,
-             not_found = ?, no_such_name = ?, forbidden_target = ?, first_attempt_at = ?",
-            $set,
-            " WHERE no = ? AND created_at = ? AND endpoint = ? AND state = 0 AND attempts = 0 AND attempts_before = 0
-             AND replayed_at IS NULL AND cause IS NULL AND first_attempt_at IS NULL
-             AND expiry_check_at IS NULL AND urgent = 0 AND ",
-            $and
-        )
-    };
+update! {
+    /// The success of a first attempt. Nothing has happened to the delivery since it was
+    /// accepted, and it has no time at which its expiry is checked.
+    struct FirstSuccess {
+        finished_at: i64 = "state = 1, attempts = 1, finished_at = ?",
+        age_from: Option<i64> = "age_from = ?",
+        held_before: i64 = "held_before = ?",
+        not_found: i32 = "not_found = ?",
+        no_such_name: i32 = "no_such_name = ?",
+        forbidden_target: i32 = "forbidden_target = ?",
+        started_at: i64 = "first_attempt_at = ?",
+    } where {
+        no: i64 = "no = ?",
+        created_at: i64 = "created_at = ?",
+        endpoint: i64 = "endpoint = ? AND state = 0 AND attempts = 0 AND attempts_before = 0 \
+                         AND replayed_at IS NULL AND cause IS NULL AND first_attempt_at IS NULL \
+                         AND expiry_check_at IS NULL AND urgent = 0",
+    }
 }
 
 /// The delivery is in no lane.
-const WITHOUT_LANE: &str = first_success!("", "lane IS NULL");
+const WITHOUT_LANE: &str = joined!(
+    ""; "UPDATE deliveries SET ", FirstSuccess::ASSIGNMENTS, " WHERE ", FirstSuccess::CONDITIONS, " AND lane IS NULL"
+);
 
 /// The delivery is the head of a lane.
-const IN_LANE: &str = first_success!(", passed = 1", "lane IS NOT NULL AND passed = 0 AND behind = 0 RETURNING lane");
+const IN_LANE: &str = joined!(
+    ""; "UPDATE deliveries SET ", FirstSuccess::ASSIGNMENTS, ", passed = 1 WHERE ", FirstSuccess::CONDITIONS,
+    " AND lane IS NOT NULL AND passed = 0 AND behind = 0 RETURNING lane"
+);
 
 /// Writes the outcome of a claim if it is the success of a first attempt. Returns
 /// its effects if it was written.
@@ -54,21 +62,21 @@ pub fn write(
     let endpoint = transaction.index.read().endpoint_entry(settlement.endpoint).map(|(no, _)| no);
     let (true, Some(endpoint)) = (is_first && is_budget && update.is_empty(), endpoint) else { return Ok(None) };
     let budget = ProgressColumns::from(progress);
-    let row = params![
-        millis(settlement.now),
-        budget.age_from,
-        budget.held_before,
-        budget.not_found,
-        budget.no_such_name,
-        budget.forbidden_target,
-        millis(attempt.started_at),
+    let row = FirstSuccess {
+        finished_at: millis(settlement.now),
+        age_from: budget.age_from,
+        held_before: budget.held_before,
+        not_found: budget.not_found,
+        no_such_name: budget.no_such_name,
+        forbidden_target: budget.forbidden_target,
+        started_at: millis(attempt.started_at),
         no,
         created_at,
         endpoint,
-    ];
+    };
     let mut effects = SettleEffects::default();
-    if transaction.db.prepare_cached(WITHOUT_LANE)?.execute(row)? == 0 {
-        let Some(lane) = write_in_lane(transaction, row)? else { return Ok(None) };
+    if !write_without_lane(transaction, &row)? {
+        let Some(lane) = write_in_lane(transaction, &row)? else { return Ok(None) };
         let member = LaneMember { endpoint, lane: &lane, no };
         let head = pass_delivered(transaction.db, &member, settlement.now)?;
         effects.freed = free(transaction, LaneEffects::of_head(head), settlement.now)?;
@@ -79,7 +87,16 @@ pub fn write(
     Ok(Some(effects))
 }
 
+/// Writes the delivery if it is in no lane; returns whether it is.
+fn write_without_lane(transaction: &WriteTransaction<'_>, row: &FirstSuccess) -> rusqlite::Result<bool> {
+    let statement = &mut transaction.db.prepare_cached(WITHOUT_LANE)?;
+    row.bind(statement)?;
+    Ok(statement.raw_execute()? > 0)
+}
+
 /// Writes the delivery if it is the head of a lane; returns the lane.
-fn write_in_lane(transaction: &WriteTransaction<'_>, row: impl Params) -> rusqlite::Result<Option<String>> {
-    transaction.db.prepare_cached(IN_LANE)?.query_row(row, |row| row.get(0)).optional()
+fn write_in_lane(transaction: &WriteTransaction<'_>, row: &FirstSuccess) -> rusqlite::Result<Option<String>> {
+    let statement = &mut transaction.db.prepare_cached(IN_LANE)?;
+    row.bind(statement)?;
+    statement.raw_query().next()?.map(|row| row.get(0)).transpose()
 }

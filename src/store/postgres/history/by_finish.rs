@@ -9,7 +9,7 @@ use crate::model::id::TenantId;
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::{at, cause_code};
-use crate::store::postgres::transaction::bind;
+use crate::store::postgres::stored_function::by_name;
 use crate::store::{FinishPosition, ListPage, PageRequest, Result};
 
 /// Number of rows that a statement scans at least.
@@ -86,27 +86,27 @@ impl FinishedList<'_> {
         let filter = self.filter;
         let mut sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace("{states}", self.states);
         if self.tenant.is_none() {
-            sql = sql.replace("d.tenant = ANY (ARRAY[$1]) AND ", "").replace("d.tenant DESC, ", "");
+            sql = sql.replace("d.tenant = ANY (ARRAY[{tenant}]) AND ", "").replace("d.tenant DESC, ", "");
         }
         let from = bound_of(filter.finished_since).unwrap_or(i64::MIN);
         let (look, wanted) = (look as i64, wanted as i64);
         let cause = filter.cause.map(|cause| cause_code(cause) as i16);
         let (since, until) = (bound_of(filter.since), bound_of(filter.until));
-        let bound = bind![
-            self.tenant,
-            from,
-            position.finished_at,
-            position.no,
-            look,
-            wanted,
-            self.endpoint,
-            cause,
-            filter.event_type,
-            filter.key,
-            since,
-            until
+        let (sql, bound) = by_name![&sql;
+            tenant = self.tenant,
+            endpoint = self.endpoint,
+            from = from,
+            finished_at = position.finished_at,
+            no = position.no,
+            look = look,
+            wanted = wanted,
+            cause = cause,
+            event_type = filter.event_type,
+            key = filter.key,
+            since = since,
+            until = until,
         ];
-        Ok(read_found(&read_rows(shared, &sql, bound).await?, rows))
+        Ok(read_found(&read_rows(shared, &sql, &bound).await?, rows))
     }
 }
 

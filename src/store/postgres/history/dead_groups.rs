@@ -9,7 +9,6 @@ use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::cause_code;
 use crate::store::postgres::stored_function::by_name;
-use crate::store::postgres::transaction::bind;
 use crate::store::row::PostgresColumns;
 
 /// Returns the dead letters of a tenant, or of all, in groups.
@@ -54,7 +53,15 @@ pub async fn count(shared: &PostgresState, of: &DeadLetterSpan, most: usize) -> 
     let (cause, answer) = (cause_code(of.cause) as i16, of.answer.clone().unwrap_or_default());
     let (since, until) = (of.since.as_millisecond(), of.until.as_millisecond());
     let most = i64::try_from(most).unwrap_or(i64::MAX);
-    let bound = bind![tenant, endpoint, cause, answer, since, until, most];
-    let rows = read_rows(shared, include_str!("../sql/count_dead.sql"), bound).await?;
+    let (sql, bound) = by_name![include_str!("../sql/count_dead.sql");
+        tenant = tenant,
+        endpoint = endpoint,
+        cause = cause,
+        answer = answer,
+        since = since,
+        until = until,
+        most = most,
+    ];
+    let rows = read_rows(shared, &sql, &bound).await?;
     Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).max(0) as u64))
 }

@@ -15,6 +15,7 @@ use crate::store::delivery_columns::{ShownColumns, ShownEvent};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::{read_both, read_one, read_rows};
 use crate::store::postgres::rows::{at, cause_code, delivery_id, delivery_no, state_code};
+use crate::store::postgres::stored_function::by_name;
 use crate::store::postgres::transaction::bind;
 use crate::store::row::{PostgresColumns, row};
 use crate::store::{CandidatePage, CandidateWalk, Error, ListPage, PageRequest, Result};
@@ -28,41 +29,41 @@ use crate::store::{CandidatePage, CandidateWalk, Error, ListPage, PageRequest, R
 /// tenant with many recent deliveries, and endless for one that has had none
 /// for some time.
 const BY_TENANT: &str = "posthaste.deliveries d \
-    WHERE d.tenant = ANY (ARRAY[$1]) AND d.no >= $2 AND d.no < $3:states ORDER BY d.tenant DESC, d.no DESC";
-const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) AND d.tenant = $1 \
-    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
+    WHERE d.tenant = ANY (ARRAY[{tenant}]) AND d.no >= {from} AND d.no < {below}:states ORDER BY d.tenant DESC, d.no DESC";
+const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[{endpoint}]) AND d.tenant = {tenant} \
+    AND d.no >= {from} AND d.no < {below}:states ORDER BY d.endpoint DESC, d.no DESC";
 
 /// A walk down the numbers of all tenants. With a state it reads the table of
 /// that state alone, so that every row it reads is one that it was asked for;
 /// delivered and cancelled ones share a table.
-const OF_ALL: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3:states ORDER BY d.no DESC";
+const OF_ALL: &str = "posthaste.deliveries d WHERE d.no >= {from} AND d.no < {below}:states ORDER BY d.no DESC";
 
 /// Cancelled deliveries, and those that wait for a deleted endpoint that is not
 /// swept yet.
 const CANCELLED: &str = "(\
     (SELECT d.* FROM posthaste.deliveries d \
-     WHERE d.state = 3 AND d.tenant = ANY (ARRAY[$1]) AND d.no >= $2 AND d.no < $3 \
-     ORDER BY d.tenant DESC, d.no DESC LIMIT $4) \
+     WHERE d.state = 3 AND d.tenant = ANY (ARRAY[{tenant}]) AND d.no >= {from} AND d.no < {below} \
+     ORDER BY d.tenant DESC, d.no DESC LIMIT {look}) \
     UNION ALL \
     SELECT d.* FROM posthaste.endpoints p CROSS JOIN LATERAL (\
         SELECT d.* FROM posthaste.deliveries d \
-        WHERE d.state = 0 AND d.endpoint = p.no AND d.no >= $2 AND d.no < $3 ORDER BY d.no DESC LIMIT $4) d \
-    WHERE p.tenant = $1 AND p.deleted_at IS NOT NULL AND p.swept_at IS NULL) d ORDER BY d.no DESC";
+        WHERE d.state = 0 AND d.endpoint = p.no AND d.no >= {from} AND d.no < {below} ORDER BY d.no DESC LIMIT {look}) d \
+    WHERE p.tenant = {tenant} AND p.deleted_at IS NOT NULL AND p.swept_at IS NULL) d ORDER BY d.no DESC";
 
 /// A walk up the numbers of an endpoint.
-const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
-    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint, d.no";
+const UPWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[{endpoint}]) \
+    AND d.no >= {from} AND d.no < {below}:states ORDER BY d.endpoint, d.no";
 
 /// A walk down the numbers of an endpoint.
-const DOWNWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) \
-    AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
+const DOWNWARDS: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[{endpoint}]) \
+    AND d.no >= {from} AND d.no < {below}:states ORDER BY d.endpoint DESC, d.no DESC";
 
 /// Deliveries with these numbers.
-const BY_NUMBERS: &str = "unnest($1::bigint[]) AS k (no) \
+const BY_NUMBERS: &str = "unnest({numbers}::bigint[]) AS k (no) \
     CROSS JOIN LATERAL (SELECT * FROM posthaste.deliveries d WHERE d.no = k.no LIMIT 1) d ORDER BY d.no";
 
 /// A walk through a range of numbers.
-const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
+const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= {from} AND d.no < {below} AND d.tenant = {tenant} ORDER BY d.no DESC";
 
 fn source(query: &DeliveryFilter, is_of_all: bool) -> String {
     let walk = match query.endpoint {
@@ -184,8 +185,9 @@ pub async fn candidates(
         CandidateWalk::NewestFirst(before) => (DOWNWARDS, 0, before.map_or(i64::MAX, delivery_no)),
     };
     let sql = statement(include_str!("../sql/deliveries.sql"), &source.replace(":states", states));
-    let (tenant, limit) = (None::<i64>, look as i64);
-    let found = read_rows(shared, &sql, bind![tenant, from, below, limit, Some(endpoint)]).await?;
+    let rows_max = look as i64;
+    let (sql, bound) = by_name![&sql; endpoint = endpoint, from = from, below = below, look = rows_max];
+    let found = read_rows(shared, &sql, &bound).await?;
     let mut rows: Vec<ListedDelivery> = found.iter().map(ListedDelivery::read).collect();
     if matches!(walk, CandidateWalk::OldestFirst(_)) {
         rows.reverse();
@@ -270,7 +272,14 @@ impl DeliveryListKind<'_> {
     ) -> Result<ScannedRows> {
         let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query, self.tenant.is_none()));
         let look = look as i64;
-        let read = read_rows(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
+        let (sql, bound) = by_name![&sql;
+            tenant = self.tenant,
+            endpoint = self.endpoint,
+            from = walk.from,
+            below = walk.below,
+            look = look,
+        ];
+        let read = read_rows(shared, &sql, &bound).await?;
         let read: Vec<ListedDelivery> = read.iter().map(ListedDelivery::read).collect();
         let looked = ScannedRows {
             rows: read.len(),
@@ -302,21 +311,21 @@ impl DeliveryListKind<'_> {
         let state = query.state.map(|state| state_code(state) as i16);
         let cause = query.cause.map(|cause| cause_code(cause) as i16);
         let (since, until) = (bound_of(query.since), bound_of(query.until));
-        let bound = bind![
-            self.tenant,
-            walk.from,
-            walk.below,
-            look,
-            self.endpoint,
-            wanted,
-            state,
-            cause,
-            query.event_type,
-            query.key,
-            since,
-            until
+        let (sql, bound) = by_name![&sql;
+            tenant = self.tenant,
+            endpoint = self.endpoint,
+            from = walk.from,
+            below = walk.below,
+            look = look,
+            wanted = wanted,
+            state = state,
+            cause = cause,
+            event_type = query.event_type,
+            key = query.key,
+            since = since,
+            until = until,
         ];
-        let read = read_rows(shared, &sql, bound).await?;
+        let read = read_rows(shared, &sql, &bound).await?;
         Ok(read_found(&read, rows))
     }
 }
@@ -349,8 +358,9 @@ pub async fn of_event(
 /// Reads the deliveries with these numbers, in order.
 async fn with_numbers(shared: &PostgresState, numbers: Vec<i64>) -> Result<Vec<ListedDelivery>> {
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBERS);
-    let (unused, limit) = (None::<i64>, numbers.len() as i64);
-    let found = read_rows(shared, &sql, bind![numbers, unused, unused, limit, unused]).await?;
+    let count = numbers.len() as i64;
+    let (sql, bound) = by_name![&sql; numbers = numbers, look = count];
+    let found = read_rows(shared, &sql, &bound).await?;
     let mut rows: Vec<ListedDelivery> = found.iter().map(ListedDelivery::read).collect();
     rows.reverse();
     Ok(rows)
@@ -359,8 +369,10 @@ async fn with_numbers(shared: &PostgresState, numbers: Vec<i64>) -> Result<Vec<L
 async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(Vec::new()) };
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
-    let (count, endpoint) = (numbers.end - numbers.start, None::<i64>);
-    let rows = read_rows(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
+    let count = numbers.end - numbers.start;
+    let (sql, bound) =
+        by_name![&sql; tenant = tenant_no, from = numbers.start, below = numbers.end, look = count];
+    let rows = read_rows(shared, &sql, &bound).await?;
     complete(shared, rows.iter().map(ListedDelivery::read).collect()).await
 }
 

@@ -8,7 +8,7 @@ use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::at;
 use crate::store::postgres::rows::withheld_from;
-use crate::store::postgres::transaction::bind;
+use crate::store::postgres::stored_function::by_name;
 use crate::store::row::{PostgresColumns, joined, row};
 use crate::store::stored_value::StoredCode;
 use crate::store::{EventQuery, EventRecord, ListPage, PageRequest, Result};
@@ -61,19 +61,19 @@ pub async fn list(
         let wanted = page.limit - found.data.len();
         let look = walk.rows_to_scan(wanted, is_filtered);
         let (look_no, wanted, bytes_left) = (look as i64, wanted as i64, (BYTES_PER_PAGE_MAX - bytes) as i64);
-        let bound = bind![
-            tenant_no,
-            walk.from,
-            walk.below,
-            look_no,
-            wanted,
-            query.event_type,
-            query.key,
-            since,
-            until,
-            bytes_left
+        let (sql, bound) = by_name![&include_str!("../sql/events.sql").replace("{columns}", LIST);
+            tenant = tenant_no,
+            from = walk.from,
+            below = walk.below,
+            look = look_no,
+            wanted = wanted,
+            bytes = bytes_left,
+            event_type = query.event_type,
+            key = query.key,
+            since = since,
+            until = until,
         ];
-        let rows = read_rows(shared, &include_str!("../sql/events.sql").replace("{columns}", LIST), bound).await?;
+        let rows = read_rows(shared, &sql, &bound).await?;
         let (mut last, mut scanned) = (None, ScannedRows::default());
         for row in &rows {
             let mut column = 0;

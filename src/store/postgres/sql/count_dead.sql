@@ -5,10 +5,9 @@
 --
 -- Served by: dead_by_group.
 --
--- $1 tenant, $2 endpoint, $3 cause, $4 answer, $5 first death, $6 before this
--- death, $7 how far to count
+-- It counts deaths from {since} on, before {until}, and no further than {most}.
 SELECT count(*) FROM (
     SELECT 1 FROM posthaste.dead d
-    WHERE d.tenant = $1 AND d.endpoint = $2 AND d.cause = $3 AND d.answer = $4
-      AND d.finished_at >= $5 AND d.finished_at < $6
-    LIMIT $7) counted
+    WHERE d.tenant = {tenant} AND d.endpoint = {endpoint} AND d.cause = {cause} AND d.answer = {answer}
+      AND d.finished_at >= {since} AND d.finished_at < {until}
+    LIMIT {most}) counted

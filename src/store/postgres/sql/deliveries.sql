@@ -11,9 +11,8 @@
 -- lateral with a limit, so that no plan can turn it into a scan of a whole
 -- table.
 --
--- $1 tenant, $2 the lowest number, $3 below this number, $4 how many,
--- $5 endpoint
+-- The source names its own parameters; {look} is how many rows it reads.
 SELECT {columns}
-FROM (SELECT d.* FROM {source} LIMIT $4) d
+FROM (SELECT d.* FROM {source} LIMIT {look}) d
 CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
 ORDER BY d.no DESC

@@ -6,25 +6,24 @@
 -- not shown are never fetched. `= ANY` and the order by tenant and number leave
 -- the planner no other index; see `history/deliveries.rs`.
 --
--- $1 tenant, $2 the lowest number, $3 below this number, $4 how many to read,
--- $5 how many to find, $6 type, $7 key, $8 accepted at or after,
--- $9 accepted before, $10 how many bytes of data; the event that exceeds it is
--- still returned whole
+-- It reads {look} rows with a number of {from} or more, below {below}, and finds
+-- {wanted} of them, with at most {bytes} of data; the event that exceeds it is
+-- still returned whole.
 WITH looked AS MATERIALIZED (
     SELECT e.no, e.accepted_at, e.type, e.key, octet_length(e.data) AS bytes
     FROM posthaste.events e
-    WHERE e.tenant = ANY (ARRAY[$1]) AND e.no >= $2 AND e.no < $3
-    ORDER BY e.tenant DESC, e.no DESC LIMIT $4
+    WHERE e.tenant = ANY (ARRAY[{tenant}]) AND e.no >= {from} AND e.no < {below}
+    ORDER BY e.tenant DESC, e.no DESC LIMIT {look}
 ), matching AS (
     SELECT l.no, l.bytes FROM looked l
-    WHERE ($6::text IS NULL OR l.type = $6)
-      AND ($7::text IS NULL OR l.key = $7)
-      AND ($8::bigint IS NULL OR l.accepted_at >= $8)
-      AND ($9::bigint IS NULL OR l.accepted_at < $9)
-    ORDER BY l.no DESC LIMIT $5
+    WHERE ({event_type}::text IS NULL OR l.type = {event_type})
+      AND ({key}::text IS NULL OR l.key = {key})
+      AND ({since}::bigint IS NULL OR l.accepted_at >= {since})
+      AND ({until}::bigint IS NULL OR l.accepted_at < {until})
+    ORDER BY l.no DESC LIMIT {wanted}
 ), found AS (
     SELECT m.no FROM (SELECT no, sum(bytes) OVER (ORDER BY no DESC) - bytes AS before FROM matching) m
-    WHERE m.before < $10
+    WHERE m.before < {bytes}
 )
 SELECT {columns}
 FROM (SELECT count(*) AS looked, min(no) AS lowest, min(accepted_at) AS oldest FROM looked) w
