@@ -156,7 +156,7 @@ impl JobView {
             outcome: job_outcome(&part.counts),
             left_out: left_out(part.counts.left_out),
             is_done: part.is_done,
-            held_by: held.by(kind, part.endpoint).filter(|_| is_going && !part.is_done),
+            held_by: held.blocker(kind, part.endpoint).filter(|_| is_going && !part.is_done),
             tenant: part.tenant,
         });
         Self {

@@ -143,7 +143,7 @@ fn check_new_job(new: NewJob, by: &Initiator) -> Result<JobSpec, Problem> {
         return Err(invalid("/kind", detail.into()));
     }
     let NewJob { kind, mut filter, per_second, not_older_than, even_overtaken, note, .. } = new;
-    if let Some(state) = filter.state.filter(|state| !kind.takes(*state)) {
+    if let Some(state) = filter.state.filter(|state| !kind.applies_to(*state)) {
         let detail = format!("state is {}, and {} does not take such deliveries", state.as_str(), kind.as_str());
         return Err(invalid("/filter/state", detail));
     }

@@ -162,7 +162,7 @@ impl AddressFile {
     }
 
     /// Whether a gateway has written the file and not removed it: it runs, or was killed.
-    pub fn is_there(data: &Path) -> bool {
+    pub fn exists(data: &Path) -> bool {
         data.join(ADDRESS_FILE).exists()
     }
 

@@ -98,7 +98,7 @@ async fn examine(access: &ClientArgs, settings: &Settings) -> anyhow::Result<Rep
         Err(problem) => problem,
     };
     let mut findings = doctor::examine_stopped(settings).await;
-    let is_expected = matches!(chosen.from, GatewaySource::Context(_)) || AddressFile::is_there(&settings.data.0);
+    let is_expected = matches!(chosen.from, GatewaySource::Context(_)) || AddressFile::exists(&settings.data.0);
     findings.insert(0, judge_unreachable_gateway(&format!("{unanswered:#}"), is_expected));
     let examined = match settings.database() {
         Ok(Some(url)) => format!("the stopped installation on {}", url.description()),

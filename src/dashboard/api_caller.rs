@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tower_service::Service;
 
-use super::kept_answers::{KeptAnswer, KeptAnswers};
+use super::answer_cache::{AnswerCache, CachedAnswer};
 use super::page_error::{ChangeOutcome, PageError};
 use crate::api::auth::{InProcessCaller, Principal};
 use crate::api::origin::{Peer, RequestId};
@@ -51,7 +51,7 @@ pub fn segment(text: &str) -> String {
 #[derive(Clone)]
 pub struct AnswerMemory {
     /// The answers that are kept.
-    pub kept: Arc<KeptAnswers>,
+    pub kept: Arc<AnswerCache>,
     /// Time of the request, by which they age.
     pub now: Timestamp,
     /// Stands for all who may see the same.
@@ -126,13 +126,13 @@ impl ApiCaller {
         // Two pages may read different parts of the same answer.
         let key = format!("{path} {}", std::any::type_name::<T>());
         match kept.find::<T>(reader, &key, *now) {
-            KeptAnswer::Fresh(answer) => Ok(answer),
-            KeptAnswer::Aging(answer) => {
+            CachedAnswer::Fresh(answer) => Ok(answer),
+            CachedAnswer::Aging(answer) => {
                 let (caller, path) = (self.clone(), path.to_owned());
                 tokio::spawn(async move { caller.read_to_keep::<T>(&path, key).await });
                 Ok(answer)
             }
-            KeptAnswer::Missing => self.read_to_keep(path, key).await,
+            CachedAnswer::Missing => self.read_to_keep(path, key).await,
         }
     }
 

@@ -23,6 +23,7 @@ use crate::model::sign_in::Site;
 use cookies::ThemeChoice;
 use frame::Frame;
 
+pub mod answer_cache;
 pub mod api_caller;
 pub mod assets;
 pub mod chart;
@@ -34,7 +35,6 @@ pub mod flash;
 pub mod forms;
 pub mod frame;
 pub mod json_layout;
-pub mod kept_answers;
 pub mod linked_sentence;
 mod not_a_page;
 pub mod page_answer;
@@ -66,7 +66,7 @@ pub struct Dashboard {
     /// Pages rendered within the last second.
     pub cache: page_cache::PageCache,
     /// Answers of the API that change slowly.
-    pub kept: Arc<kept_answers::KeptAnswers>,
+    pub kept: Arc<answer_cache::AnswerCache>,
 }
 
 impl Dashboard {

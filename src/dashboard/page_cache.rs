@@ -45,7 +45,7 @@ type PageKey = [u8; 32];
 
 /// A page that somebody has asked for.
 #[derive(Default)]
-struct KeptPage {
+struct CachedPage {
     /// Held by whoever renders it.
     rendering: Arc<tokio::sync::Mutex<()>>,
     page: Option<(Timestamp, RenderedPage)>,
@@ -53,7 +53,7 @@ struct KeptPage {
 
 /// The pages that were rendered within the last second.
 #[derive(Default)]
-pub struct PageCache(Mutex<HashMap<PageKey, KeptPage>>);
+pub struct PageCache(Mutex<HashMap<PageKey, CachedPage>>);
 
 impl PageCache {
     /// Returns the page with this key, rendered within the last second; renders it

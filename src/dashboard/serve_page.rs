@@ -71,7 +71,7 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
     let frame = Frame { theme, address, page: own_page, ..frame };
     let asked = api.clone();
     let answer = match prepare(&page, &signed_in, &query, transport, &mut request, body).await {
-        Ok(Prepared { params, form, handler }) => {
+        Ok(PreparedRequest { params, form, handler }) => {
             let context = PageContext {
                 api,
                 session: signed_in.session.clone(),
@@ -86,8 +86,8 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
         Err(problem) => Err(problem),
     };
     match answer {
-        Ok(Answered::Page(page)) => send_page(&dashboard, site, &signed_in, &page, &request.headers),
-        Ok(Answered::Other(answer)) => send_other(&dashboard, site, &signed_in, answer),
+        Ok(PageResult::Page(page)) => send_page(&dashboard, site, &signed_in, &page, &request.headers),
+        Ok(PageResult::Other(answer)) => send_other(&dashboard, site, &signed_in, answer),
         Err(problem) => {
             let outcome = if page.method == Method::GET { problem.outcome } else { asked.outcome() };
             error_page(&dashboard, &frame, &PageError { outcome, ..problem }, Some(&signed_in))
@@ -95,13 +95,13 @@ pub async fn serve(dashboard: Arc<Dashboard>, page: Arc<PageRoute>, request: Req
     }
 }
 
-enum Answered {
+enum PageResult {
     Page(RenderedPage),
     Other(PageAnswer),
 }
 
 /// A request that may go on.
-struct Prepared {
+struct PreparedRequest {
     /// Parameters of the path.
     params: HashMap<String, String>,
     /// Values of the form; empty for a GET.
@@ -118,7 +118,7 @@ async fn prepare(
     transport: BrowserTransport,
     request: &mut Parts,
     body: Body,
-) -> Result<Prepared, PageError> {
+) -> Result<PreparedRequest, PageError> {
     let params = request.extract::<Path<HashMap<String, String>>>().await;
     let params = params.map(|Path(params)| params).map_err(|_| PageError::not_found())?;
     let tenant = signed_in.session.tenant().map(ToString::to_string);
@@ -131,12 +131,12 @@ async fn prepare(
         ));
     }
     if page.method == Method::GET {
-        return Ok(Prepared { params, form: FormValues::default(), handler });
+        return Ok(PreparedRequest { params, form: FormValues::default(), handler });
     }
     same_origin::check(request, transport)?;
     let form = read_form(&request.headers, body).await?;
     same_origin::check_form_token(&signed_in.secret, form.raw(same_origin::FORM_TOKEN))?;
-    Ok(Prepared { params, form, handler })
+    Ok(PreparedRequest { params, form, handler })
 }
 
 /// Returns the function that answers a person with these rights. Whoever may see the
@@ -173,14 +173,14 @@ async fn run(
     handler: PageHandler,
     request: &Parts,
     context: PageContext,
-) -> Result<Answered, PageError> {
+) -> Result<PageResult, PageError> {
     // However many routes a page asks, it is one call of its tenant, and one that others have just
     // seen is none.
     let principal = context.session.principal();
     let charge = || auth::charge_call(&dashboard.api, &principal).map_err(PageError::from);
     if *method != Method::GET {
         charge()?;
-        return handler(context).await.map(Answered::Other);
+        return handler(context).await.map(PageResult::Other);
     }
     let key = cache_key(&request.uri, &context.frame, context.session.rights(), context.session.theme());
     let mut other = None;
@@ -198,8 +198,8 @@ async fn run(
         dashboard.cache.get(&key, dashboard.api.gateway.clock.now(), render).await
     };
     match other {
-        Some(answer) => Ok(Answered::Other(answer)),
-        None => rendered.map(Answered::Page),
+        Some(answer) => Ok(PageResult::Other(answer)),
+        None => rendered.map(PageResult::Page),
     }
 }
 

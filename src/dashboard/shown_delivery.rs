@@ -136,7 +136,7 @@ impl ShownDelivery {
 }
 
 /// Returns the word before the time at which a delivery ended.
-pub fn end_word(state: &DeliveryState) -> &'static str {
+pub fn end_label(state: &DeliveryState) -> &'static str {
     match state {
         DeliveryState::Delivered => "Delivered",
         DeliveryState::Dead => "Died",

@@ -256,7 +256,7 @@ impl TargetIds {
     }
 
     /// Returns the endpoints of the event at this position.
-    fn of(&self, position: usize) -> &[EndpointId] {
+    fn endpoints_of(&self, position: usize) -> &[EndpointId] {
         let from = position.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.ids[from..self.ends[position]]
     }
@@ -377,7 +377,7 @@ fn start_new(gateway: &Gateway, events: &[Arc<Event>], targets: &TargetIds, resu
         if event.is_self_test() {
             gateway.dispatcher.admit_since(claims, event.accepted_at);
         } else {
-            gateway.dispatcher.admit_new(event, targets.of(position), claims);
+            gateway.dispatcher.admit_new(event, targets.endpoints_of(position), claims);
         }
         if let Some(at) = event.expires_at {
             gateway.expiry.schedule_check(just_after(gateway.clock.wall_offset().engine(at)));

@@ -119,7 +119,7 @@ impl Intake {
     pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<RateLimited>> {
         let tokens = u32::try_from(count).unwrap_or(u32::MAX);
         let mut rates = self.lock_rates();
-        let gcra = rates.of(tenant, rate, now);
+        let gcra = rates.rate_of(tenant, rate, now);
         if gcra.ready_for(tokens) <= now {
             gcra.take_many(tokens, now);
             return Ok(());
@@ -164,7 +164,7 @@ impl Intake {
     /// Gives back what [`Intake::charge`] has charged for events that were not stored for
     /// want of room, so that fewer of them can be handed in at once.
     pub fn give_back(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) {
-        self.lock_rates().of(tenant, rate, now).give_back(u32::try_from(count).unwrap_or(u32::MAX));
+        self.lock_rates().rate_of(tenant, rate, now).give_back(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     /// Changes a tenant's rate; what is left in its bucket stays.
@@ -213,7 +213,7 @@ impl<K> Default for RateStates<K> {
 impl<K: Clone + Eq + Hash> RateStates<K> {
     /// Charges one call, or returns the time until one is allowed.
     fn charge(&mut self, key: &K, rate: Rate, now: Timestamp) -> Result<(), Duration> {
-        let gcra = self.of(key, rate, now);
+        let gcra = self.rate_of(key, rate, now);
         gcra.correct_clock_jump(now);
         if gcra.is_ready(now) {
             gcra.take(now);
@@ -223,7 +223,7 @@ impl<K: Clone + Eq + Hash> RateStates<K> {
     }
 
     /// Returns the state of a key, set to its present rate.
-    fn of(&mut self, key: &K, rate: Rate, now: Timestamp) -> &mut Gcra {
+    fn rate_of(&mut self, key: &K, rate: Rate, now: Timestamp) -> &mut Gcra {
         if !self.by_key.contains_key(key) {
             self.forget_idle_rates(now);
             self.by_key.insert(key.clone(), Gcra::at_ingest(rate));

@@ -181,7 +181,7 @@ impl JobRunner {
         let mut step = job_step(job, part, picked, is_end, ended);
         step.pace = measured;
         let taken = step.take.len() + step.backfill.len();
-        if step.is_nothing() {
+        if step.is_empty() {
             return Ok(rest);
         }
         let has_more = !step.is_read && (taken == 0 || !is_sending || room.has_more);
@@ -256,7 +256,7 @@ fn job_step(
         job: job.id,
         kind: job.spec.kind,
         condition: ChangeCondition {
-            state: Some(job.spec.state()),
+            state: Some(job.spec.delivery_state()),
             is_unpassed: job.spec.kind.respects_lanes() && !job.spec.even_overtaken,
         },
         before: part.clone(),
@@ -336,7 +336,7 @@ pub async fn parts_of(gateway: &Gateway, tenant: Option<&TenantId>, spec: &JobSp
         let found = of_ids(gateway, tenant, &spec.filter.ids).await?;
         unknown = spec.filter.ids.len().saturating_sub(found.len());
         found
-    } else if spec.state() == DeliveryState::Dead {
+    } else if spec.delivery_state() == DeliveryState::Dead {
         let by = Some(GroupBy::of(&[GroupField::Tenant, GroupField::Endpoint]));
         let ask = GroupFilter { by, cause: spec.filter.cause, ..GroupFilter::default() };
         let groups = gateway.store.dead_letter_groups(tenant, ask, usize::MAX).await?;

@@ -107,7 +107,7 @@ pub fn endpoints_to_look_at(gateway: &Gateway, tenant: Option<&TenantId>) -> Vec
     }
     let is_ours = |endpoint: &Endpoint| ours.contains(&Shard::of(&endpoint.tenant, endpoint.id));
     let all = store.endpoint_ids(tenant).into_iter().filter_map(|id| store.any_endpoint(id));
-    all.filter(|endpoint| endpoint.is_notable() || !is_ours(endpoint)).collect()
+    all.filter(|endpoint| endpoint.may_need_attention() || !is_ours(endpoint)).collect()
 }
 
 /// Returns what this node knows of an endpoint. If another node owns it, that

@@ -125,7 +125,7 @@ impl Endpoint {
 
     /// Whether it may need attention, by what is stored of it: all that is stopped, fails
     /// or has something that ends, and more.
-    pub fn is_notable(&self) -> bool {
+    pub fn may_need_attention(&self) -> bool {
         let health = &self.health;
         self.status.state != EndpointState::Active
             || health.phase != BreakerPhase::Closed

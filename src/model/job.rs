@@ -112,8 +112,8 @@ pub struct JobSpec {
 
 impl JobSpec {
     /// Returns the state of the deliveries that it takes.
-    pub fn state(&self) -> DeliveryState {
-        self.filter.state.unwrap_or(self.kind.state())
+    pub fn delivery_state(&self) -> DeliveryState {
+        self.filter.state.unwrap_or(self.kind.delivery_state())
     }
 
     /// Decides about a delivery, at this time, for a job that began at `began_at`. The
@@ -131,7 +131,7 @@ impl JobSpec {
         if !filter.matches(delivery) {
             return JobDecision::Pass;
         }
-        if delivery.state != self.state() || is_later {
+        if delivery.state != self.delivery_state() || is_later {
             // Whoever names a delivery is told that it stays.
             let is_named = !filter.ids.is_empty();
             return if is_named { JobDecision::LeaveOut(LeftOut::WrongState) } else { JobDecision::Pass };
@@ -265,8 +265,8 @@ impl MatchBound {
         }
     }
 
-    /// Returns what the sum of two numbers says.
-    pub fn and(self, other: Self) -> Self {
+    /// Returns what the sum of this number and another one says.
+    pub fn combined_with(self, other: Self) -> Self {
         match (self, other) {
             (Self::Exact, bound) | (bound, Self::Exact) => bound,
             (Self::AtLeast, Self::AtLeast) => Self::AtLeast,
@@ -309,7 +309,7 @@ pub struct JobCounts {
     pub purge: Option<PurgeProgress>,
 }
 
-/// So many deliveries ended in this time.
+/// The pace of a job: how many deliveries ended in a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredPace {
     /// Number of deliveries, above 0.
@@ -319,8 +319,8 @@ pub struct MeasuredPace {
 }
 
 impl MeasuredPace {
-    /// Returns how long so many more take at this pace.
-    pub fn takes(self, count: u64) -> Duration {
+    /// Returns how long this number of deliveries takes at this pace.
+    pub fn time_for(self, count: u64) -> Duration {
         Duration::from_millis(self.in_ms).mul_f64(count as f64 / self.ended.max(1) as f64)
     }
 }
@@ -418,18 +418,18 @@ impl Job {
     pub fn counts(&self) -> JobCounts {
         let mut sum = JobCounts::default();
         self.parts.iter().for_each(|part| sum.add(&part.counts));
-        sum.leave_out_unknown(self.all_unknown());
+        sum.leave_out_unknown(self.unknown_ids());
         sum
     }
 
     /// Returns how many deliveries match at all its endpoints.
     pub fn matched(&self) -> u64 {
-        self.parts.iter().map(JobPart::matched).sum::<u64>() + self.all_unknown()
+        self.parts.iter().map(JobPart::matched).sum::<u64>() + self.unknown_ids()
     }
 
     /// Returns how many deliveries the filter names, if none of them is there, so that no
     /// part counts them.
-    fn all_unknown(&self) -> u64 {
+    fn unknown_ids(&self) -> u64 {
         let is_nowhere = self.parts.is_empty() && self.spec.filter.endpoints.is_empty();
         if is_nowhere { self.spec.filter.ids.len() as u64 } else { 0 }
     }
@@ -618,7 +618,7 @@ mod tests {
             (AtLeast, AtMost, Estimate),
             (Estimate, AtMost, Estimate),
         ] {
-            assert_eq!(one.and(other), both);
+            assert_eq!(one.combined_with(other), both);
         }
     }
 }

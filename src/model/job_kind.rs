@@ -40,15 +40,15 @@ pub enum JobKind {
 impl JobKind {
     /// Returns the state of the deliveries that it takes, unless the filter says
     /// otherwise.
-    pub fn state(self) -> DeliveryState {
+    pub fn delivery_state(self) -> DeliveryState {
         match self {
             Self::Replay | Self::Discard => DeliveryState::Dead,
             Self::Retry | Self::Cancel | Self::Backfill | Self::Purge => DeliveryState::Waiting,
         }
     }
 
-    /// Whether it may take deliveries in this state.
-    pub fn takes(self, state: DeliveryState) -> bool {
+    /// Whether a job of this kind may take deliveries in this state.
+    pub fn applies_to(self, state: DeliveryState) -> bool {
         match self {
             Self::Replay => state != DeliveryState::Waiting,
             Self::Discard => state == DeliveryState::Dead,

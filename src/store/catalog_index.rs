@@ -140,7 +140,7 @@ impl CatalogIndex {
     }
 
     /// Returns the bytes that a tenant's events take up, by its number.
-    pub fn stored_of(&self, tenant: i64) -> u64 {
+    pub fn stored_bytes_of(&self, tenant: i64) -> u64 {
         self.tenant_counts.get(&tenant).map_or(0, |counts| counts.stored)
     }
 
@@ -441,7 +441,7 @@ impl CatalogIndex {
 
     /// Keeps the endpoint among those that may need attention, or no longer.
     fn note_attention(&mut self, endpoint: &Endpoint) {
-        if endpoint.is_notable() && !endpoint.is_self_test() {
+        if endpoint.may_need_attention() && !endpoint.is_self_test() {
             self.notable.insert(endpoint.id);
         } else {
             self.notable.remove(&endpoint.id);

@@ -233,7 +233,7 @@ impl JobStep {
     }
 
     /// Whether the step changes neither a delivery nor the part.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let is_same_place = self.after == self.before.after && self.is_read == self.before.is_read;
         let has_changes = !self.take.is_empty() || !self.backfill.is_empty() || !self.ended.is_empty();
         is_same_place && !has_changes && self.hold.is_empty() && self.unhold.is_empty()

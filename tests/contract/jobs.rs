@@ -69,7 +69,7 @@ fn step(job: &Job, before: &JobPart, take: &[DeliveryId]) -> JobStep {
     JobStep {
         job: job.id,
         kind: job.spec.kind,
-        condition: ChangeCondition { state: Some(job.spec.state()), is_unpassed: !job.spec.even_overtaken },
+        condition: ChangeCondition { state: Some(job.spec.delivery_state()), is_unpassed: !job.spec.even_overtaken },
         before: before.clone(),
         after: take.last().copied().or(before.after),
         is_read: before.is_read,

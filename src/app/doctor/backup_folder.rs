@@ -34,7 +34,7 @@ pub fn examine(settings: &Settings, store_bytes: u64) -> DoctorFinding {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let device = |path: &Path| path.metadata().map(|folder| folder.dev()).ok();
     let is_same_disk = device(there) == device(&settings.data.0);
-    let needed = needed(store_bytes, if is_same_disk { settings.disk_reserve.0 } else { 0 });
+    let needed = space_for_backup(store_bytes, if is_same_disk { settings.disk_reserve.0 } else { 0 });
     if free < needed {
         return DoctorFinding::problem(
             CHECK,
@@ -48,7 +48,7 @@ pub fn examine(settings: &Settings, store_bytes: u64) -> DoctorFinding {
 }
 
 /// Returns the space that a backup asks for: the store may grow while it is copied.
-fn needed(store_bytes: u64, reserve: u64) -> u64 {
+fn space_for_backup(store_bytes: u64, reserve: u64) -> u64 {
     (store_bytes + store_bytes / 10).saturating_add(reserve)
 }
 

@@ -47,7 +47,7 @@ pub async fn measure(
         }
     };
     let took = began.elapsed().as_secs_f64();
-    let seconds = sampler.end();
+    let seconds = sampler.finish();
     let used = group.usage().await? - before;
     group.stop().await;
     let deliveries = receiver.arrived() - arrived;

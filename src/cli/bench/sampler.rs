@@ -67,7 +67,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Ends the progress; returns all samples.
-    pub fn end(self) -> Vec<Sample> {
+    pub fn finish(self) -> Vec<Sample> {
         self.progress.finish_and_clear();
         self.samples
     }

@@ -124,7 +124,7 @@ async fn run_drill(
         history.iter().filter_map(|event| EndpointEventKind::deserialize(&event["what"]).ok()).collect();
     let has_opened = kinds.contains(&EndpointEventKind::BreakerOpened);
     let turns = [EndpointEventKind::BreakerOpened, EndpointEventKind::BreakerClosed];
-    let alerts = alerts.types(kinds.iter().filter(|kind| turns.contains(kind)).count()).await?;
+    let alerts = alerts.event_types(kinds.iter().filter(|kind| turns.contains(kind)).count()).await?;
     let is_mailed = match (&args.mail_to, stage.has_mail_server) {
         (Some(_), true) => Some(stage.is_mailed(has_opened).await?),
         _ => None,
@@ -222,7 +222,7 @@ impl DrillReceiver {
     }
 
     /// Returns the types of what has arrived, once it is this many or they are overdue.
-    async fn types(&self, count: usize) -> anyhow::Result<Vec<String>> {
+    async fn event_types(&self, count: usize) -> anyhow::Result<Vec<String>> {
         const LOOKS: usize = 50;
         let mut types = Vec::new();
         for _ in 0..LOOKS {

@@ -42,7 +42,7 @@ pub fn heat_map(title: &str, from: Timestamp, step: SignedDuration, rows: &[Heat
         for look in CellStyle::ALL {
             let cells = runs(&looks, look, left, each, y + cell_height / 2.0 - 1.0);
             if !cells.is_empty() {
-                let (class, opacity) = look.shown();
+                let (class, opacity) = look.class_and_opacity();
                 let _ = write!(
                     svg,
                     "<path class=\"run {class}\" opacity=\"{opacity}\" stroke-dasharray=\"{:.0} 1\" d=\"{cells}\"/>",
@@ -111,7 +111,7 @@ impl CellStyle {
     }
 
     /// Returns its class and opacity.
-    fn shown(self) -> (&'static str, f64) {
+    fn class_and_opacity(self) -> (&'static str, f64) {
         match self {
             Self::Idle => ("off", 0.1),
             Self::Good => ("good", 0.4),

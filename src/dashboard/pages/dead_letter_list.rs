@@ -86,7 +86,7 @@ struct DeadLetterListPage {
     looked_back_to: Option<Timestamp>,
     /// Whether a recovery can take all that match.
     has_job_filter: bool,
-    match_query: String,
+    filter_query: String,
     back: String,
 }
 
@@ -123,7 +123,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
         looked_back_to: found.looked_back_to,
         hint: answer_hint(&filter.answer).unwrap_or_default(),
         has_job_filter: filter.answer != "none",
-        match_query: match_query(&page, &filter),
+        filter_query: filter_query(&page, &filter),
         back: page.query.query_with(&["tenant"], &[]),
         rows: found.data,
         filter,
@@ -132,7 +132,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
 }
 
 /// Returns the query that stands for everything that matches.
-fn match_query(page: &PageContext, filter: &DeadLetterFilter) -> String {
+fn filter_query(page: &PageContext, filter: &DeadLetterFilter) -> String {
     let all = if filter.is_empty() { "yes" } else { "" };
     page.query.query_with(&NAMES, &[("all", all), ("preview", "yes")])
 }

@@ -79,7 +79,7 @@ struct JobEndpointResponse {
 
 impl JobResponse {
     /// Leaves out what the readers of the page are not told of its author.
-    fn told(mut self, authors: &Authors) -> Self {
+    fn for_readers(mut self, authors: &Authors) -> Self {
         self.note = self.note.filter(|_| authors.is_shown(&self.by));
         self.by = authors.words(&self.by);
         self
@@ -200,7 +200,7 @@ impl JobEndpointResponse {
 
 /// Says in words which deliveries a filter takes.
 fn taken(kind: JobKind, filter: &JobFilter) -> String {
-    let state = filter.state.unwrap_or(kind.state());
+    let state = filter.state.unwrap_or(kind.delivery_state());
     let mut words = match state {
         _ if kind.creates_deliveries() => vec!["past events".to_owned()],
         DeliveryState::Dead => vec!["dead letters".to_owned()],
@@ -270,7 +270,7 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
     let found: JobsResponse = page.api.get(&format!("{}?limit=50{cursor}", page.scoped_path("/jobs"))).await?;
     let next = found.next.map(|cursor| page.query.query_with(&["tenant"], &[("cursor", &cursor)]));
     let authors = Authors::of(&page).await;
-    let jobs = found.data.into_iter().map(|job| job.told(&authors)).collect();
+    let jobs = found.data.into_iter().map(|job| job.for_readers(&authors)).collect();
     PageContext::render(&JobsPage {
         title: title(&page),
         tenant: if page.frame.is_portal() { String::new() } else { page.tenant().to_owned() },
@@ -283,7 +283,7 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
 /// Shows one job.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let job: JobResponse = page.api.get(&path_of(&page)).await?;
-    let job = job.told(&Authors::of(&page).await);
+    let job = job.for_readers(&Authors::of(&page).await);
     let named = job.endpoints.iter().map(|row| row.endpoint.clone());
     let labels = labels_in(&page.api, &job.tenant, named).await;
     let since = job.started_at.to_string();

@@ -59,7 +59,7 @@ pub async fn past_outages(page: &PageContext, tenant: &str, endpoint: &str) -> R
     outages.truncate(OUTAGES_MAX);
     for outage in outages.iter_mut().filter(|outage| outage.failed.is_some()) {
         let attempts = attempts_around(page, tenant, endpoint, outage).await;
-        sharpen(outage, &attempts, page.now);
+        snap_to_attempts(outage, &attempts, page.now);
     }
     Ok(outages)
 }
@@ -128,7 +128,7 @@ async fn attempts_around(page: &PageContext, tenant: &str, endpoint: &str, outag
 
 /// Moves the edges of an outage, which are those of windows, to the attempts next to
 /// them: from the first that failed to the first that was delivered.
-fn sharpen(outage: &mut Outage, attempts: &[ShownAttempt], now: Timestamp) {
+fn snap_to_attempts(outage: &mut Outage, attempts: &[ShownAttempt], now: Timestamp) {
     let is_near = |edge: Timestamp, at: Timestamp| at.duration_since(edge).abs() <= WINDOW;
     let rough = outage.clone();
     let is_delivered = |attempt: &&ShownAttempt| attempt.verdict == Verdict::Delivered;
@@ -208,10 +208,10 @@ mod tests {
             attempt(2, 1_450, json!({})),
             attempt(3, 1_520, delivered),
         ];
-        sharpen(&mut outage, &attempts, at(3_600));
+        snap_to_attempts(&mut outage, &attempts, at(3_600));
         assert_eq!((outage.from, outage.to), (at(320), at(1_520)));
         let mut outage = Outage { from: at(300), to: at(900), failed: Some(2) };
-        sharpen(&mut outage, &[], at(700));
+        snap_to_attempts(&mut outage, &[], at(700));
         assert_eq!((outage.from, outage.to), (at(300), at(700)), "without attempts the windows count");
     }
 }

@@ -130,7 +130,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     });
     match found {
         Ok(found) => {
-            let shown = shown(&page, &form, found).await;
+            let shown = shown_preview(&page, &form, found).await;
             render(page, form, Ok(Some(shown)))
         }
         Err(problem) => refused(page, form, problem),
@@ -205,7 +205,7 @@ fn render(
     PageContext::render(&RecoverPage { frame: page.frame, form, verb, preview, problem, faults, tenant })
 }
 
-async fn shown(page: &PageContext, form: &RecoverForm, mut found: PreviewResponse) -> ShownPreview {
+async fn shown_preview(page: &PageContext, form: &RecoverForm, mut found: PreviewResponse) -> ShownPreview {
     let sentences = sentences(form.kind, &found, page.now);
     let others = found.endpoints.len().saturating_sub(ENDPOINTS_MAX);
     found.endpoints.truncate(ENDPOINTS_MAX);

@@ -90,7 +90,7 @@ impl TenantPortalPage {
 
 #[derive(Template)]
 #[template(path = "tenant_portal_revoke.html")]
-struct EndAllPage {
+struct EndAllSessionsPage {
     frame: Frame,
     tenant: String,
     count: usize,
@@ -202,7 +202,7 @@ pub async fn end_session(page: PageContext) -> Result<PageAnswer, PageError> {
 pub async fn ask_end_all(page: PageContext) -> Result<PageAnswer, PageError> {
     let found: SessionList = page.api.get(&page.tenant_path("/portal-sessions?limit=50")).await?;
     let (count, has_more) = (found.data.len(), found.next.is_some());
-    PageContext::render(&EndAllPage { tenant: page.tenant().to_owned(), frame: page.frame, count, has_more })
+    PageContext::render(&EndAllSessionsPage { tenant: page.tenant().to_owned(), frame: page.frame, count, has_more })
 }
 
 /// Signs everybody out of this portal.

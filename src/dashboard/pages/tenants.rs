@@ -304,7 +304,7 @@ pub async fn create(page: PageContext) -> Result<PageAnswer, PageError> {
 /// Shows one tenant.
 pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     let document: Value = page.api.get(&page.tenant_path("")).await?;
-    let shown = Shown {
+    let shown = TenantPageContent {
         fields: tenant_form::fields_of(&document),
         rest: tenant_form::rest_of(&document),
         faults: Vec::new(),
@@ -314,7 +314,7 @@ pub async fn show(page: PageContext) -> Result<PageAnswer, PageError> {
     show_one(page, document, shown).await
 }
 
-struct Shown {
+struct TenantPageContent {
     fields: Vec<TenantField>,
     rest: String,
     faults: Vec<FieldFault>,
@@ -322,12 +322,12 @@ struct Shown {
     link: Option<MadeLink>,
 }
 
-async fn show_one(page: PageContext, document: Value, shown: Shown) -> Result<PageAnswer, PageError> {
+async fn show_one(page: PageContext, document: Value, shown: TenantPageContent) -> Result<PageAnswer, PageError> {
     let charts = tenant_charts(&page).await?;
     let tenant: TenantResponse =
         serde_json::from_value(document).map_err(|problem| PageError::unreadable("/v1/tenants", &problem))?;
     let own = page.query.query_with(&[], &[("tenant", &tenant.id)]);
-    let Shown { fields, rest, faults, problem, link } = shown;
+    let TenantPageContent { fields, rest, faults, problem, link } = shown;
     let rest_faults = tenant_form::other_faults(&faults);
     PageContext::render(&TenantPage {
         frame: page.frame,
@@ -363,7 +363,7 @@ pub async fn save(page: PageContext) -> Result<PageAnswer, PageError> {
     match problem {
         None => Ok(page.lead_to(&format!("tenants/{}", segment(page.tenant())), "saved")),
         Some(problem) => {
-            let shown = Shown {
+            let shown = TenantPageContent {
                 fields: tenant_form::fields_as_typed(&page.form, &problem.fields),
                 rest: page.form.raw("rest").unwrap_or_default().to_owned(),
                 faults: problem.fields,
@@ -391,7 +391,7 @@ pub async fn make_link(page: PageContext) -> Result<PageAnswer, PageError> {
         Err(problem) if problem.status.is_server_error() => return Err(problem),
         Err(problem) => (None, problem.fields.first().map_or(problem.detail, |fault| fault.detail.clone())),
     };
-    let shown = Shown {
+    let shown = TenantPageContent {
         fields: tenant_form::fields_of(&document),
         rest: tenant_form::rest_of(&document),
         faults: Vec::new(),

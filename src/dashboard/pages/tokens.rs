@@ -56,7 +56,7 @@ impl TokenRow {
 }
 
 #[derive(Deserialize)]
-struct NewlyMade {
+struct CreatedToken {
     id: String,
     token: String,
 }
@@ -80,7 +80,7 @@ struct TokensPage {
     /// Who is signed in; none if the person may not see it.
     sessions: Option<SessionList>,
     authors: Authors,
-    made: Option<NewlyMade>,
+    made: Option<CreatedToken>,
     form: NewTokenForm,
     problem: String,
     /// Why the tokens are not listed.
@@ -120,7 +120,7 @@ pub async fn list(page: PageContext) -> Result<PageAnswer, PageError> {
 
 async fn show(
     page: PageContext,
-    made: Option<NewlyMade>,
+    made: Option<CreatedToken>,
     form: NewTokenForm,
     problem: String,
 ) -> Result<PageAnswer, PageError> {

@@ -166,7 +166,7 @@ impl Dispatcher {
             self.count_owned_fraction(tenant);
         }
         let fraction = self.ownership().owned_fraction(tenant).unwrap_or_default();
-        TenantQuota { rate: fraction.of(rate), ..quota }
+        TenantQuota { rate: fraction.part_of(rate), ..quota }
     }
 
     /// Counts the endpoints of a tenant that this node owns; returns whether

@@ -146,7 +146,7 @@ impl OwnedFraction {
     /// Returns this node's part of a tenant's rate, or nothing if it owns no
     /// endpoint. All parts together never exceed the whole, except that each
     /// node has a burst of at least one.
-    pub fn of(self, rate: Rate) -> Option<Rate> {
+    pub fn part_of(self, rate: Rate) -> Option<Rate> {
         if self.owned == 0 {
             return None;
         }
@@ -195,12 +195,12 @@ mod tests {
     #[test]
     fn parts_of_a_rate_add_up_to_it() {
         let rate = Rate { per_second: 90.0, burst: 10 };
-        let parts = [1, 2, 6].map(|owned| OwnedFraction { owned, all: 9 }.of(rate).unwrap());
+        let parts = [1, 2, 6].map(|owned| OwnedFraction { owned, all: 9 }.part_of(rate).unwrap());
         assert!((parts.iter().map(|part| part.per_second).sum::<f64>() - 90.0).abs() < 1e-9);
         assert_eq!(parts.map(|part| part.burst), [1, 2, 6]);
-        assert_eq!(OwnedFraction { owned: 0, all: 9 }.of(rate), None);
+        assert_eq!(OwnedFraction { owned: 0, all: 9 }.part_of(rate), None);
         assert_eq!(
-            OwnedFraction { owned: 1, all: 9 }.of(Rate { burst: 1, ..rate }).unwrap().burst,
+            OwnedFraction { owned: 1, all: 9 }.part_of(Rate { burst: 1, ..rate }).unwrap().burst,
             1,
             "one goes at least"
         );

@@ -19,7 +19,7 @@ pub async fn candidates_of(
     look: usize,
 ) -> Result<CandidatePage> {
     if filter.ids.is_empty() {
-        return gateway.store.job_candidates(part.endpoint, spec.state(), walk, look).await;
+        return gateway.store.job_candidates(part.endpoint, spec.delivery_state(), walk, look).await;
     }
     let after = match walk {
         CandidateWalk::OldestFirst(after) | CandidateWalk::NewestFirst(after) => after,

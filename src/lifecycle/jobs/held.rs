@@ -38,7 +38,7 @@ impl HeldEndpoints {
 
     /// Returns what keeps a job of this kind from sending to an endpoint. What a person
     /// asked to be tried now waits for no breaker.
-    pub fn by(&self, kind: JobKind, endpoint: EndpointId) -> Option<WaitingFor> {
+    pub fn blocker(&self, kind: JobKind, endpoint: EndpointId) -> Option<WaitingFor> {
         let by = self.0.get(&endpoint).copied().filter(|_| kind.is_sending())?;
         (!kind.tries_now() || by != WaitingFor::Breaker).then_some(by)
     }

@@ -218,7 +218,12 @@ pub fn reached_per_second(spec: &JobSpec, endpoint: &Endpoint, answers_in: Durat
 
 /// Returns how long so many deliveries take, of which so many are in one lane and go one
 /// after the other, to a receiver that takes so long to answer.
-pub fn takes(spec: &JobSpec, endpoint: &Endpoint, (count, in_one_lane): (u64, u64), answers_in: Duration) -> Duration {
+pub fn expected_time(
+    spec: &JobSpec,
+    endpoint: &Endpoint,
+    (count, in_one_lane): (u64, u64),
+    answers_in: Duration,
+) -> Duration {
     let by_pace = Duration::from_secs_f64(count as f64 / reached_per_second(spec, endpoint, answers_in));
     by_pace.max(answers_in.max(FOLLOWED_IN).saturating_mul(u32::try_from(in_one_lane).unwrap_or(u32::MAX)))
 }
@@ -326,12 +331,12 @@ mod tests {
         assert_eq!((pace.measure(30, at(1)), pace.measure(30, at(9))), (None, None));
         let measured = pace.measure(20, at(20)).unwrap();
         assert_eq!((measured.ended, measured.in_ms), (80, 20_000));
-        assert_eq!(measured.takes(400), Duration::from_secs(100));
+        assert_eq!(measured.time_for(400), Duration::from_secs(100));
         assert_eq!(pace.measure(5, at(25)), None, "measured anew");
         let mut held = PartPace::new(at(0));
         assert_eq!(held.measure(0, at(3_600)), None, "an hour in which the endpoint was paused");
         let measured = held.measure(100, at(3_610)).unwrap();
-        assert_eq!(measured.takes(100), Duration::from_secs(10));
+        assert_eq!(measured.time_for(100), Duration::from_secs(10));
     }
 
     #[test]
@@ -340,7 +345,7 @@ mod tests {
         let (per_second, not_older_than, even_overtaken) = (None, None, false);
         let spec = JobSpec { kind, filter, per_second, not_older_than, even_overtaken, note: None, by: "admin".into() };
         let seconds = |counts, answers_in_ms| {
-            takes(&spec, &endpoint(), counts, Duration::from_millis(answers_in_ms)).as_secs_f64()
+            expected_time(&spec, &endpoint(), counts, Duration::from_millis(answers_in_ms)).as_secs_f64()
         };
         // A quarter of the rate is 100 a second.
         assert_eq!(seconds((1_000, 1), 0), 10.0);

@@ -13,7 +13,7 @@ use tracing::warn;
 use super::backfill::EventPicker;
 use super::candidates::{LOOK, candidates_of};
 use super::held::HeldEndpoints;
-use super::pace::{reached_per_second, takes};
+use super::pace::{expected_time, reached_per_second};
 use super::pick::PartPicker;
 use super::tally::{MatchTally, TallyCount};
 use crate::lifecycle::{Gateway, figure_series};
@@ -121,7 +121,7 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
             Some(endpoint) => mean_answer(gateway, endpoint, &mut budget.figures).await?,
             None => Duration::ZERO,
         };
-        preview.bound = preview.bound.and(bound);
+        preview.bound = preview.bound.combined_with(bound);
         preview.endpoints.push(EndpointPreview {
             tenant: part.tenant.clone(),
             endpoint: part.endpoint,
@@ -130,8 +130,9 @@ pub async fn preview(gateway: &Gateway, job: &Job) -> Result<JobPreview> {
             looked_at: (!look.is_whole).then_some(look.read),
             lanes: look.lanes.len() as u64,
             per_second: sending.map(|endpoint| reached_per_second(&job.spec, endpoint, answers_in)),
-            takes: sending.map(|endpoint| takes(&job.spec, endpoint, (matches, look.fullest_lane()), answers_in)),
-            held_by: held.by(job.spec.kind, part.endpoint),
+            takes: sending
+                .map(|endpoint| expected_time(&job.spec, endpoint, (matches, look.fullest_lane()), answers_in)),
+            held_by: held.blocker(job.spec.kind, part.endpoint),
         });
     }
     preview.looked_at = preview.looked_at.map(|_| looked);
@@ -176,14 +177,14 @@ async fn eta(gateway: &Gateway, job: &Job, held: &HeldEndpoints, figures: &mut u
         let counts = &part.counts;
         let seen = counts.done + counts.left_out.values().sum::<u64>();
         // Until all was looked at, it is known only if it was expected.
-        if held.by(job.spec.kind, part.endpoint).is_some() || !part.is_read && counts.expected.is_none() {
+        if held.blocker(job.spec.kind, part.endpoint).is_some() || !part.is_read && counts.expected.is_none() {
             return Ok(None);
         }
         let left = part.matched().saturating_sub(seen) + counts.waiting.saturating_sub(counts.left_waiting);
         let Some(endpoint) = gateway.store.endpoint(&part.tenant, part.endpoint) else { return Ok(None) };
         let takes = match counts.pace {
-            Some(pace) => pace.takes(left),
-            None => takes(&job.spec, &endpoint, (left, 0), mean_answer(gateway, &endpoint, figures).await?),
+            Some(pace) => pace.time_for(left),
+            None => expected_time(&job.spec, &endpoint, (left, 0), mean_answer(gateway, &endpoint, figures).await?),
         };
         longest = longest.max(takes);
     }

@@ -37,9 +37,9 @@ impl MatchTally {
     pub async fn read(gateway: &Gateway, job: &Job, filter: &JobFilter) -> Result<Self> {
         let is_for_all = JobFilter { endpoints: Vec::new(), ..filter.clone() }.is_empty();
         let is_all_waiting =
-            job.spec.state() == DeliveryState::Waiting && job.spec.kind.changes_deliveries() && is_for_all;
+            job.spec.delivery_state() == DeliveryState::Waiting && job.spec.kind.changes_deliveries() && is_for_all;
         // Those that are named are looked at one by one, also the ones in another state.
-        if job.spec.state() != DeliveryState::Dead || !filter.ids.is_empty() {
+        if job.spec.delivery_state() != DeliveryState::Dead || !filter.ids.is_empty() {
             return Ok(Self { dead: None, is_all_waiting });
         }
         let fields = [GroupField::Tenant, GroupField::Endpoint, GroupField::Cause, GroupField::Status, GroupField::Day];
@@ -56,7 +56,7 @@ impl MatchTally {
             let more = match filter.takes_group(group) {
                 GroupTaken::All => Some(TallyCount { count: group.count, is_whole: true }),
                 GroupTaken::Nothing => continue,
-                GroupTaken::Some => Some(count_cut(gateway, filter, group, &mut left).await?),
+                GroupTaken::Some => Some(count_in_time(gateway, filter, group, &mut left).await?),
                 GroupTaken::Unknown => None,
             };
             *known = known.zip(more).map(|(known, more)| TallyCount {
@@ -81,7 +81,7 @@ impl MatchTally {
 
 /// Counts the dead letters of a group that died in the filter's time, as long as there
 /// are `left` to count.
-async fn count_cut(
+async fn count_in_time(
     gateway: &Gateway,
     filter: &JobFilter,
     group: &DeadLetterGroup,

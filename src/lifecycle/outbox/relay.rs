@@ -187,7 +187,7 @@ impl OutboxRelay {
             None => self.outbox.check().await?,
         };
         self.identity = Some(identity.clone());
-        if !self.keep_lease().await? {
+        if !self.take_or_renew_lease().await? {
             return Ok(NextStep::StandBy);
         }
         if !self.is_busy && !self.outbox.has_rows().await? {
@@ -200,7 +200,7 @@ impl OutboxRelay {
 
     /// Takes the lease, or renews it when that is due. Returns whether this is
     /// the relay.
-    async fn keep_lease(&mut self) -> OutboxResult<bool> {
+    async fn take_or_renew_lease(&mut self) -> OutboxResult<bool> {
         let interval = if self.lease.is_held { RENEWAL } else { Duration::ZERO };
         let since = self.lease.asked_at.map(|at| at.elapsed());
         if since.is_some_and(|since| since < interval) {

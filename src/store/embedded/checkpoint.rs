@@ -100,9 +100,9 @@ impl Checkpointer {
         &self.trigger
     }
 
-    /// Ends the thread and returns once its connection is closed.
-    pub fn end(mut self) {
-        self.trigger.end();
+    /// Stops the thread and returns once its connection is closed.
+    pub fn stop(mut self) {
+        self.trigger.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -111,7 +111,7 @@ impl Checkpointer {
 
 impl Drop for Checkpointer {
     fn drop(&mut self) {
-        self.trigger.end();
+        self.trigger.stop();
     }
 }
 
@@ -145,7 +145,7 @@ impl CheckpointTrigger {
         self.0.more.notify_one();
     }
 
-    fn end(&self) {
+    fn stop(&self) {
         self.state().is_over = true;
         self.0.more.notify_one();
     }
@@ -246,7 +246,7 @@ mod tests {
             assert!(Instant::now() < until, "there was no checkpoint");
             std::thread::yield_now();
         }
-        checkpointer.end();
+        checkpointer.stop();
         assert_eq!(trigger.event_bytes(), 0);
     }
 }

@@ -83,7 +83,7 @@ impl FigureStore for EmbeddedStore {
 
     async fn maintain_figures(&self, part: Shard, horizon: FigureHorizon) -> Result<bool> {
         let work = self.read(move |db| find_work(db, part, horizon)).await?;
-        if work.is_nothing() {
+        if work.is_empty() {
             return Ok(false);
         }
         let rolled_up = match work.hour {
@@ -225,7 +225,7 @@ struct PartWork {
 }
 
 impl PartWork {
-    fn is_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.hour.is_none() && !self.has_old
     }
 }

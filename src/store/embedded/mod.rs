@@ -185,7 +185,7 @@ impl EmbeddedStore {
 
     /// Finishes the queued jobs, checkpoints the log and closes the file.
     pub async fn close(self) {
-        let _ = tokio::task::spawn_blocking(move || self.checkpointer.end()).await;
+        let _ = tokio::task::spawn_blocking(move || self.checkpointer.stop()).await;
         let thread = self.writer_thread.lock().take();
         // The writer's connection must be closed last: it then removes the log.
         self.shared.readers.lock().clear();

@@ -92,7 +92,7 @@ pub fn restore(from: &Path, data: &Path, key_file: &Path, now: Timestamp) -> any
     let seal = Seal::read(key_file)?;
     refuse_without_space(data, manifest.bytes)?;
     let file = compare_with_manifest(from, &manifest)?;
-    let copy = copied(&file, data)?;
+    let copy = copy_into(&file, data)?;
     // First, since this also brings a backup of an older version to the present schema.
     raise_sequences(copy.path())?;
     let (waiting, endpoints, problems) = checked(copy.path(), &manifest, &seal)?;
@@ -176,8 +176,8 @@ fn refuse_without_space(data: &Path, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies the file into the data directory, without a name that means anything.
-fn copied(file: &Path, data: &Path) -> anyhow::Result<NamedTempFile> {
+/// Copies the file into the data directory, under a temporary name.
+fn copy_into(file: &Path, data: &Path) -> anyhow::Result<NamedTempFile> {
     let mut copy = tempfile::Builder::new().prefix(COPY_PREFIX).suffix(".db").tempfile_in(data)?;
     give_to_owner_of(data, copy.as_file())?;
     let mut from = File::open(file)?;

@@ -113,7 +113,7 @@ fn write(db: &Connection, found: &DeliveryToSettle, plan: &SettlePlan<'_>, now: 
     match &plan.budget {
         BudgetChange::Charge { progress, started_at, expiry_check_at } => {
             let budget = ProgressColumns::from(*progress);
-            ChargedDelivery::of(&state, &budget, *started_at).update(db, found.no)?;
+            DeliveryAfterAttempt::of(&state, &budget, *started_at).update(db, found.no)?;
             // Apart from the rest, since what is delivered at once needs none of it.
             if found.stored.is_watched || matches!(plan.transition, Transition::Wait { .. }) {
                 write_expiry_check(db, found.no, *expiry_check_at, &budget)?;
@@ -178,7 +178,7 @@ fn write_state(db: &Connection, found: &DeliveryToSettle, columns: &StateColumns
 
 update! {
     /// The state and the budget in one update: the way of every attempt.
-    struct ChargedDelivery of "deliveries" by "no" {
+    struct DeliveryAfterAttempt of "deliveries" by "no" {
         state: i64 = "state = ?",
         cause: Option<i64> = "cause = ?",
         due_at: i64 = "due_at = ?",
@@ -194,7 +194,7 @@ update! {
     }
 }
 
-impl ChargedDelivery {
+impl DeliveryAfterAttempt {
     fn of(columns: &StateColumns, budget: &ProgressColumns, started_at: Timestamp) -> Self {
         Self {
             state: columns.state,

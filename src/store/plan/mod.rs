@@ -60,7 +60,7 @@ impl DeliveryRow {
     /// it meanwhile, or replayed it after that: then only a success counts.
     pub fn allowed_transition(&self, next: NextState, begun_at: Option<Timestamp>) -> Option<NextState> {
         match (self.state, next) {
-            (DeliveryState::Waiting, next) if self.is_budget(begun_at) => Some(next),
+            (DeliveryState::Waiting, next) if self.is_current_budget(begun_at) => Some(next),
             (DeliveryState::Waiting | DeliveryState::Cancelled | DeliveryState::Dead, NextState::Delivered) => {
                 Some(NextState::Delivered)
             }
@@ -71,14 +71,16 @@ impl DeliveryRow {
     }
 
     /// Whether the budget that began at this time is the present one.
-    pub fn is_budget(&self, begun_at: Option<Timestamp>) -> bool {
+    pub fn is_current_budget(&self, begun_at: Option<Timestamp>) -> bool {
         begun_at.is_none_or(|begun_at| millis(begun_at) == self.begun_at)
     }
 
     /// Whether the delivery waits, and nothing was tried or changed since it
     /// had this progress.
     pub fn is_unchanged_since(&self, progress: &Progress) -> bool {
-        self.state == DeliveryState::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
+        self.state == DeliveryState::Waiting
+            && self.is_current_budget(progress.begun_at)
+            && self.attempts == progress.attempts
     }
 }
 

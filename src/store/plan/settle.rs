@@ -83,7 +83,7 @@ pub enum BudgetChange<'a> {
 }
 
 impl SettlePlan<'_> {
-    fn nothing(row: &DeliveryRow, effects: SettleEffects) -> Self {
+    fn unchanged(row: &DeliveryRow, effects: SettleEffects) -> Self {
         let due_again_at = (row.state == DeliveryState::Waiting).then(|| at(row.due_at));
         Self {
             attempt: None,
@@ -139,8 +139,8 @@ impl SettlePlan<'_> {
 
 /// Plans what the outcome of a claim writes to the delivery's row.
 pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a> {
-    let nothing = || SettlePlan::nothing(row, SettleEffects::default());
-    let void = || SettlePlan::nothing(row, SettleEffects { is_void: true, ..SettleEffects::default() });
+    let nothing = || SettlePlan::unchanged(row, SettleEffects::default());
+    let void = || SettlePlan::unchanged(row, SettleEffects { is_void: true, ..SettleEffects::default() });
     match &settlement.outcome {
         ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update } => {
             let budget_after = (progress, *expiry_check_at);
@@ -190,21 +190,21 @@ fn plan_attempt<'a>(
     (progress, expiry_check_at): (&'a Progress, Option<Timestamp>),
     update: &'a EndpointUpdate,
 ) -> SettlePlan<'a> {
-    let is_budget = row.is_budget(progress.begun_at);
+    let is_current_budget = row.is_current_budget(progress.begun_at);
     // An attempt that was written before did not succeed while the delivery
     // still waits, so a success is no repeat of it.
     let is_success = row.state == DeliveryState::Waiting && next == NextState::Delivered;
-    if is_budget && row.attempts >= attempt.number && !is_success {
+    if is_current_budget && row.attempts >= attempt.number && !is_success {
         return plan_repeat(row, attempt, update);
     }
     let attempt: Cow<'a, Attempt> =
         if row.is_data_removed { Cow::Owned(attempt.clone().without_response()) } else { Cow::Borrowed(attempt) };
     let started_at = attempt.started_at;
-    let nothing = SettlePlan::nothing(row, SettleEffects::default());
+    let nothing = SettlePlan::unchanged(row, SettleEffects::default());
     let plan = nothing.with_transition(row, row.allowed_transition(next, progress.begun_at));
     let is_waiting = matches!(plan.transition, Transition::Wait { .. });
     let expiry_check_at = expiry_check_at.filter(|_| is_waiting);
-    let budget = if is_budget {
+    let budget = if is_current_budget {
         BudgetChange::Charge { progress, started_at, expiry_check_at }
     } else {
         BudgetChange::CountOnly { attempts: progress.attempts }
@@ -221,7 +221,7 @@ fn plan_repeat<'a>(row: &DeliveryRow, attempt: &Attempt, update: &EndpointUpdate
     let mut update = update.clone();
     update.endpoint_events.retain(|event| EndpointState::stopped_by(event).is_some());
     let update = planned_update(attempt.url_version, Cow::Owned(update));
-    SettlePlan { update, ..SettlePlan::nothing(row, effects) }
+    SettlePlan { update, ..SettlePlan::unchanged(row, effects) }
 }
 
 /// Plans the endpoint's update, which is made whatever became of the delivery.
@@ -258,7 +258,7 @@ mod tests {
         let dead = DeliveryRow { state: DeliveryState::Dead, cause: Some(DeadCause::Exhausted), ..waiting() };
         let plan_of = |row: &DeliveryRow, transition, died| {
             let effects = SettleEffects { died, ..SettleEffects::default() };
-            SettlePlan { transition, ..SettlePlan::nothing(row, effects) }.dead_letter(row)
+            SettlePlan { transition, ..SettlePlan::unchanged(row, effects) }.dead_letter(row)
         };
         let ended = |state| Transition::End { state, cause: None };
         let died = plan_of(&waiting(), ended(DeliveryState::Dead), Some(DeadCause::Gone));
@@ -304,7 +304,7 @@ mod tests {
         let progress = Progress { begun_at: Some(at(1_000)), attempts: 3, ..Progress::default() };
         for (state, lane) in [(DeliveryState::Dead, LaneStep::PassDead), (DeliveryState::Waiting, LaneStep::Pass)] {
             let row = DeliveryRow { state, ..waiting() };
-            let planned = SettlePlan::nothing(&row, SettleEffects::default())
+            let planned = SettlePlan::unchanged(&row, SettleEffects::default())
                 .with_transition(&row, row.allowed_transition(NextState::Delivered, progress.begun_at));
             assert_eq!(planned.lane, lane, "{state:?}");
         }

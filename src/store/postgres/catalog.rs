@@ -123,7 +123,7 @@ impl PostgresStore {
         // other here and cannot deadlock later.
         work.bump_catalog_version().await?;
         let outcome = change(&mut work).await;
-        let done: CommitEffects = work.end();
+        let done: CommitEffects = work.into_effects();
         match outcome {
             Ok(value) => {
                 tx.commit().await?;

@@ -44,7 +44,7 @@ pub async fn change_many(
         let row = row.unwrap_or_else(|| Err(Error::WrongState(format!("delivery {id} was changed meanwhile"))));
         let decided = row.and_then(|delivery| {
             let is_it = delivery.id() == *id && delivery.tenant == tenant_no;
-            let read = read.of(&delivery).filter(|_| is_it).ok_or(Error::NotFound(MissingResource::Delivery))?;
+            let read = read.row_of(&delivery).filter(|_| is_it).ok_or(Error::NotFound(MissingResource::Delivery))?;
             condition.check(*id, &delivery.row, delivery.lane.is_some())?;
             Ok((plan(*id, &read.1, change, now)?, read.0, delivery))
         });
@@ -121,7 +121,7 @@ impl ReadSet {
     }
 
     /// Returns the delivery's endpoint, and what its plan depends on.
-    fn of(&self, delivery: &LockedDelivery) -> Option<(EndpointId, ChangedRow)> {
+    fn row_of(&self, delivery: &LockedDelivery) -> Option<(EndpointId, ChangedRow)> {
         let (endpoint, is_endpoint_deleted) = *self.endpoints.get(&delivery.endpoint)?;
         let row = ChangedRow {
             delivery: delivery.row,

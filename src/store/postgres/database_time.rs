@@ -81,7 +81,7 @@ impl DatabaseTime {
 
     /// Handles a step of the database's clock: agrees with the other nodes on
     /// the new lead of engine time.
-    pub async fn settle_step(&self, shared: &PostgresState) -> Result<()> {
+    pub async fn agree_on_clock_step(&self, shared: &PostgresState) -> Result<()> {
         let Some(clock) = &self.clock else { return Ok(()) };
         let client = shared.connection().await?;
         let (reading, noted) = read(&client).await?;

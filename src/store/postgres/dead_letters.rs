@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(5);
 const STEP: i64 = 10_000;
 
 /// Starts to merge changes in the background.
-pub fn start(shared: &Arc<PostgresState>) -> JoinHandle<()> {
+pub fn start_merging_counts(shared: &Arc<PostgresState>) -> JoinHandle<()> {
     let shared = shared.clone();
     tokio::spawn(async move {
         loop {

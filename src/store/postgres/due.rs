@@ -63,7 +63,7 @@ impl DueWatermarks {
         self.known().starts.clear();
     }
 
-    fn of(&self, endpoint: i64) -> ReadStart {
+    fn read_start(&self, endpoint: i64) -> ReadStart {
         let mut known = self.known();
         known.lowered += 1;
         let lowered = known.lowered;
@@ -96,7 +96,7 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     let (sql, start) = if query.urgent_only {
         (READ_URGENT.call(), ReadStart { due_at: i64::MIN, lowered: 0 })
     } else {
-        (READ_DUE.call(), shared.watermarks.of(endpoint))
+        (READ_DUE.call(), shared.watermarks.read_start(endpoint))
     };
     let limit = i64::try_from(query.limit.saturating_add(query.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
     let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit, FORMAT_CODE_MAX])).await?;
@@ -126,7 +126,7 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     }
     if query.urgent_only {
         page.next_urgent = page.next_due.take();
-        let from = shared.watermarks.of(endpoint).due_at;
+        let from = shared.watermarks.read_start(endpoint).due_at;
         let first = bind![endpoint, from, 1_i64, FORMAT_CODE_MAX];
         let rows = with_timeout(client.query_typed(READ_DUE.call(), first)).await?;
         page.next_due = rows.first().map(|row| at(PostgresDueRow::read(row).due_at));
@@ -228,40 +228,40 @@ mod tests {
     #[test]
     fn what_becomes_due_during_a_read_keeps_the_floor_down() {
         let watermarks = DueWatermarks::default();
-        let floor = watermarks.of(1);
+        let floor = watermarks.read_start(1);
         assert_eq!(floor.due_at, i64::MIN);
         watermarks.raise(1, floor, 500);
-        let floor = watermarks.of(1);
+        let floor = watermarks.read_start(1);
         assert_eq!(floor.due_at, 500);
         watermarks.lower(1, 300);
         watermarks.raise(1, floor, 900);
-        assert_eq!(watermarks.of(1).due_at, 300, "the read may not have seen it");
+        assert_eq!(watermarks.read_start(1).due_at, 300, "the read may not have seen it");
         watermarks.clear();
-        assert_eq!(watermarks.of(1).due_at, i64::MIN);
+        assert_eq!(watermarks.read_start(1).due_at, i64::MIN);
     }
 
     #[test]
     fn what_becomes_due_after_the_floor_during_a_read_is_below_no_later_floor() {
         let watermarks = DueWatermarks::default();
-        let floor = watermarks.of(1);
+        let floor = watermarks.read_start(1);
         watermarks.raise(1, floor, 500);
-        let read = watermarks.of(1);
+        let read = watermarks.read_start(1);
         // Accepted at 600, committed while the read was under way.
         watermarks.lower(1, 600);
         watermarks.raise(1, read, 900);
-        assert_eq!(watermarks.of(1).due_at, 500, "the read may not have seen it");
-        let read = watermarks.of(1);
+        assert_eq!(watermarks.read_start(1).due_at, 500, "the read may not have seen it");
+        let read = watermarks.read_start(1);
         watermarks.raise(1, read, 600);
-        assert_eq!(watermarks.of(1).due_at, 600, "the next one has");
+        assert_eq!(watermarks.read_start(1).due_at, 600, "the next one has");
     }
 
     #[test]
     fn a_read_from_before_everything_was_forgotten_raises_nothing() {
         let watermarks = DueWatermarks::default();
-        let read = watermarks.of(1);
+        let read = watermarks.read_start(1);
         watermarks.clear();
-        watermarks.of(1);
+        watermarks.read_start(1);
         watermarks.raise(1, read, 900);
-        assert_eq!(watermarks.of(1).due_at, i64::MIN);
+        assert_eq!(watermarks.read_start(1).due_at, i64::MIN);
     }
 }

@@ -201,8 +201,8 @@ impl LockedDelivery {
         }
     }
 
-    /// Ends the delivery in this state, and moves its last attempt into its row.
-    pub async fn end(
+    /// Finishes the delivery in this state, and moves its last attempt into its row.
+    pub async fn finish(
         &self,
         tx: &PgTransaction,
         state: DeliveryState,

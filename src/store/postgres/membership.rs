@@ -239,7 +239,7 @@ impl MembershipTask {
         self.seen = parse_snapshot(&poll.snapshot);
         let reading = TimedReading { asked_ms, database_ms: poll.database_ms };
         if shared.time.observe(reading) == ObservedTime::Step {
-            shared.time.settle_step(shared).await?;
+            shared.time.agree_on_clock_step(shared).await?;
         }
         Ok(found)
     }

@@ -180,7 +180,7 @@ impl PostgresStore {
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
         let usage = stored_bytes::start(&shared);
-        let dead_letter_counts = dead_letters::start(&shared);
+        let dead_letter_counts = dead_letters::start_merging_counts(&shared);
         let accepting = group_commit::GroupCommit::start(shared.clone());
         let settling = group_commit::GroupCommit::start(shared.clone());
         let tasks = Mutex::new(vec![membership, usage, dead_letter_counts]);

@@ -226,7 +226,7 @@ async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, 
     let beside = format!("posthaste.{}_kept_{}", table.as_str(), day.name);
     run_sql(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.as_str())).await?;
     let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key());
-    tx.execute(&sql, bind![*retained.of(table)]).await?;
+    tx.execute(&sql, bind![*retained.numbers_in(table)]).await?;
     Ok(())
 }
 
@@ -237,7 +237,7 @@ async fn put_back(
     table: &PartitionedTable,
     retained: &RetainedRows,
 ) -> Result<()> {
-    let numbers = retained.of(table);
+    let numbers = retained.numbers_in(table);
     if numbers.is_empty() {
         return Ok(());
     }
@@ -282,7 +282,7 @@ impl RetainedRows {
         Ok(retained)
     }
 
-    fn of(&self, table: &PartitionedTable) -> &Vec<i64> {
+    fn numbers_in(&self, table: &PartitionedTable) -> &Vec<i64> {
         match table {
             PartitionedTable::Events => &self.events,
             PartitionedTable::Finished => &self.finished,

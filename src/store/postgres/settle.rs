@@ -165,7 +165,7 @@ async fn settle(shared: &Arc<PostgresState>, jobs: &[SettleJob]) -> Result<Vec<R
         }
     }
     let health = write_health(shared, &tx, jobs, &answers.all).await?;
-    let done: CommitEffects = work.end();
+    let done: CommitEffects = work.into_effects();
     tx.commit().await?;
     show_health(shared, health);
     shared.adopt(done).await;

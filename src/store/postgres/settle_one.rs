@@ -122,7 +122,7 @@ async fn write(
     match (plan.transition, record) {
         (Transition::End { state, cause }, record) => {
             let cause = cause.map(|cause| cause_code(cause) as i16);
-            delivery.end(tx, state, cause, millis(now), record.map(|(_, record)| record)).await
+            delivery.finish(tx, state, cause, millis(now), record.map(|(_, record)| record)).await
         }
         (Transition::Stay | Transition::Wait { .. }, Some((number, record))) => {
             delivery.keep_record(tx, number, &record).await

@@ -31,7 +31,7 @@ impl ShardLeases {
     /// Records that the node has joined under this id. It has no lease yet.
     pub fn join(&self, node: i64) {
         self.node.store(node, Ordering::Release);
-        *self.until() = None;
+        *self.lock_leased_until() = None;
     }
 
     /// Returns this node's lease of a shard.
@@ -66,16 +66,16 @@ impl ShardLeases {
 
     /// Returns the time until which this node surely owns its shards.
     pub fn leased_until(&self) -> Option<Instant> {
-        *self.until()
+        *self.lock_leased_until()
     }
 
     /// Records that the lease was renewed until this time.
     pub fn renew(&self, until: Instant) {
-        let mut known = self.until();
+        let mut known = self.lock_leased_until();
         *known = Some(known.map_or(until, |known| known.max(until)));
     }
 
-    fn until(&self) -> parking_lot::MutexGuard<'_, Option<Instant>> {
+    fn lock_leased_until(&self) -> parking_lot::MutexGuard<'_, Option<Instant>> {
         self.leased_until.lock()
     }
 }

@@ -38,7 +38,7 @@ const ENDED_KEPT: Duration = Duration::from_secs(2 * PORTAL_SESSION_MAX.0.as_sec
 
 /// Refuses one more sign-in if the owner has as many as may be open. The catalog
 /// is locked, so nobody else adds one until this transaction ends.
-async fn check_open(tx: &PgTransaction, owner: Option<i64>, token: &Token) -> Result<()> {
+async fn check_sign_in_limit(tx: &PgTransaction, owner: Option<i64>, token: &Token) -> Result<()> {
     let sql = "SELECT count(*) FROM posthaste.tokens
                WHERE tenant IS NOT DISTINCT FROM $1 AND kind = $2 AND expires_at > $3 AND deleted_at IS NULL";
     let open: i64 = tx.query(sql, bind![owner, token_kind_code(token.kind), millis(token.created_at)]).await?[0].get(0);
@@ -101,7 +101,7 @@ impl SignInStore for PostgresStore {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             let owner = owner_of(work.tx, sign_in.tenant.as_ref()).await?;
-            check_open(work.tx, owner, &sign_in).await?;
+            check_sign_in_limit(work.tx, owner, &sign_in).await?;
             let row = SignInRow {
                 id: sign_in.id,
                 tenant: owner,
@@ -133,7 +133,7 @@ impl SignInStore for PostgresStore {
                 .await?
                 .ok_or(Error::NotFound(MissingResource::Token))?;
             let owner: Option<i64> = row.get(0);
-            check_open(work.tx, owner, &session).await?;
+            check_sign_in_limit(work.tx, owner, &session).await?;
             let sql = "UPDATE posthaste.tokens
                        SET kind = 2, hash = $2, created_at = $3, expires_at = $4, used_at = $5, version = $6
                        WHERE id = $1";

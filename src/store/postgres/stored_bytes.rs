@@ -126,7 +126,8 @@ async fn publish_waiting(shared: &Arc<PostgresState>, published: &mut HashMap<i6
     let (waiting, limited, before) = {
         let index = shared.index();
         let limited = index.with_stored_limit();
-        let before: HashMap<i64, u64> = limited.iter().map(|tenant| (*tenant, index.stored_of(*tenant))).collect();
+        let before: HashMap<i64, u64> =
+            limited.iter().map(|tenant| (*tenant, index.stored_bytes_of(*tenant))).collect();
         (index.waiting_by_tenant(), limited, before)
     };
     let node = shared.shard_leases.node();
@@ -154,7 +155,7 @@ async fn publish_waiting(shared: &Arc<PostgresState>, published: &mut HashMap<i6
     let mut index = shared.index_mut();
     // Events accepted here during the read may be missing in what was read.
     for (tenant, bytes) in &mut stored {
-        *bytes += index.stored_of(*tenant).saturating_sub(before.get(tenant).copied().unwrap_or(0));
+        *bytes += index.stored_bytes_of(*tenant).saturating_sub(before.get(tenant).copied().unwrap_or(0));
     }
     index.set_remote_usage(&stored, &elsewhere);
     Ok(())

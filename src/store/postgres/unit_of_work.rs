@@ -54,7 +54,7 @@ impl<'a> UnitOfWork<'a> {
     }
 
     /// Returns the effects to apply once the transaction is durable.
-    pub fn end(self) -> CommitEffects {
+    pub fn into_effects(self) -> CommitEffects {
         let due = self.due.into_inner();
         CommitEffects { due, ..self.done }
     }
@@ -167,7 +167,7 @@ pub async fn in_transaction<T>(
     let tx = shared.begin().await?;
     let mut work = UnitOfWork::new(shared, &tx);
     let written = write(&mut work).await;
-    let effects: CommitEffects = work.end();
+    let effects: CommitEffects = work.into_effects();
     match written {
         Ok(value) => {
             tx.commit().await?;

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, params};
 
 use super::ROWS_PER_PAGE_MAX;
-use super::deliveries::{delivery_if, delivery_sql, numbers_of_any};
+use super::deliveries::{delivery_sql, matching_delivery_from, numbers_of_any};
 use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::TenantId;
@@ -39,7 +39,8 @@ pub fn finished_deliveries(
         let Some(row) = finished.next()? else { break };
         let position = FinishPosition { finished_at: row.get(1)?, no: row.get(0)? };
         last = Some(position);
-        page.data.extend(one.query_row([position.no], |row| delivery_if(row, |listed| listed.is_match(ask)))?);
+        page.data
+            .extend(one.query_row([position.no], |row| matching_delivery_from(row, |listed| listed.is_match(ask)))?);
     }
     Ok(page)
 }

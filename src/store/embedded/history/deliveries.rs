@@ -59,7 +59,7 @@ pub fn delivery_tables(index: &str) -> String {
 }
 
 /// Reads a row of [`delivery_sql`], if it passes the filter.
-pub fn delivery_if(
+pub fn matching_delivery_from(
     row: &Row<'_>,
     is_match: impl Fn(&DeliveryListColumns) -> bool,
 ) -> rusqlite::Result<Option<Delivery>> {

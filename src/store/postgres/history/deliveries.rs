@@ -63,7 +63,8 @@ const BY_NUMBERS: &str = "unnest({numbers}::bigint[]) AS k (no) \
     CROSS JOIN LATERAL (SELECT * FROM posthaste.deliveries d WHERE d.no = k.no LIMIT 1) d ORDER BY d.no";
 
 /// A walk through a range of numbers.
-const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= {from} AND d.no < {below} AND d.tenant = {tenant} ORDER BY d.no DESC";
+const BY_NUMBER: &str =
+    "posthaste.deliveries d WHERE d.no >= {from} AND d.no < {below} AND d.tenant = {tenant} ORDER BY d.no DESC";
 
 fn source(query: &DeliveryFilter, is_of_all: bool) -> String {
     let walk = match query.endpoint {
@@ -370,8 +371,7 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(Vec::new()) };
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
     let count = numbers.end - numbers.start;
-    let (sql, bound) =
-        by_name![&sql; tenant = tenant_no, from = numbers.start, below = numbers.end, look = count];
+    let (sql, bound) = by_name![&sql; tenant = tenant_no, from = numbers.start, below = numbers.end, look = count];
     let rows = read_rows(shared, &sql, &bound).await?;
     complete(shared, rows.iter().map(ListedDelivery::read).collect()).await
 }

@@ -22,7 +22,7 @@ const ANSWERS_MAX: usize = 20_000;
 
 /// What is known of an answer.
 #[derive(Debug, PartialEq)]
-pub enum KeptAnswer<T> {
+pub enum CachedAnswer<T> {
     /// It is fresh enough.
     Fresh(T),
     /// It may be given, and whoever was told so reads it anew.
@@ -42,20 +42,20 @@ type AnswersOfReader = HashMap<String, StoredAnswer>;
 /// The answers that were read within the last seconds, by who may see them and what was asked.
 /// Each reader has room of its own, so that no reader takes the answers of another.
 #[derive(Default)]
-pub struct KeptAnswers(Mutex<HashMap<String, AnswersOfReader>>);
+pub struct AnswerCache(Mutex<HashMap<String, AnswersOfReader>>);
 
-impl KeptAnswers {
+impl AnswerCache {
     /// Looks for an answer that this reader may see.
-    pub fn find<T: Send + Sync + 'static>(&self, reader: &str, key: &str, now: Timestamp) -> KeptAnswer<Arc<T>> {
+    pub fn find<T: Send + Sync + 'static>(&self, reader: &str, key: &str, now: Timestamp) -> CachedAnswer<Arc<T>> {
         let mut readers = self.0.lock();
         let slot = readers.get_mut(reader).and_then(|answers| answers.get_mut(key));
-        let Some(slot) = slot.filter(|slot| slot.is_usable(now)) else { return KeptAnswer::Missing };
-        let Ok(answer) = slot.answer.clone().downcast::<T>() else { return KeptAnswer::Missing };
+        let Some(slot) = slot.filter(|slot| slot.is_usable(now)) else { return CachedAnswer::Missing };
+        let Ok(answer) = slot.answer.clone().downcast::<T>() else { return CachedAnswer::Missing };
         if slot.age(now) <= FRESH || slot.is_read_anew {
-            return KeptAnswer::Fresh(answer);
+            return CachedAnswer::Fresh(answer);
         }
         slot.is_read_anew = true;
-        KeptAnswer::Aging(answer)
+        CachedAnswer::Aging(answer)
     }
 
     /// Keeps an answer for this reader.
@@ -109,12 +109,12 @@ mod tests {
 
     #[test]
     fn an_answer_is_fresh_then_read_anew_by_one_and_then_gone() {
-        let kept = KeptAnswers::default();
+        let kept = AnswerCache::default();
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         let find = |seconds| match kept.find::<u32>("r", "a", at(seconds)) {
-            KeptAnswer::Fresh(answer) => format!("fresh {answer}"),
-            KeptAnswer::Aging(answer) => format!("aging {answer}"),
-            KeptAnswer::Missing => "missing".to_owned(),
+            CachedAnswer::Fresh(answer) => format!("fresh {answer}"),
+            CachedAnswer::Aging(answer) => format!("aging {answer}"),
+            CachedAnswer::Missing => "missing".to_owned(),
         };
         assert_eq!(find(0), "missing");
         kept.put("r", "a".into(), Arc::new(1_u32), at(0));
@@ -122,14 +122,14 @@ mod tests {
         assert_eq!(find(21), "missing", "nobody has read it anew");
         kept.put("r", "a".into(), Arc::new(2_u32), at(21));
         assert_eq!(find(22), "fresh 2");
-        assert_eq!(kept.find::<String>("r", "a", at(22)), KeptAnswer::Missing, "it is of another kind");
+        assert_eq!(kept.find::<String>("r", "a", at(22)), CachedAnswer::Missing, "it is of another kind");
     }
 
     #[test]
     fn a_reader_who_asks_for_much_takes_nothing_from_others() {
-        let kept = KeptAnswers::default();
+        let kept = AnswerCache::default();
         let at = |millis| Timestamp::from_millisecond(millis).unwrap();
-        let has = |reader: &str, key: &str| kept.find::<i64>(reader, key, at(4_000)) != KeptAnswer::Missing;
+        let has = |reader: &str, key: &str| kept.find::<i64>(reader, key, at(4_000)) != CachedAnswer::Missing;
         // Fifty people in fifty tenants each look at fifty endpoints.
         for (tenant, key) in (0..50).flat_map(|tenant| (0..100).map(move |key| (tenant, key))) {
             kept.put(&format!("viewer {tenant}"), key.to_string(), Arc::new(0_i64), at(tenant));
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn no_more_than_some_are_kept_of_all_readers_together() {
-        let kept = KeptAnswers::default();
+        let kept = AnswerCache::default();
         let all = || kept.0.lock().values().map(HashMap::len).sum::<usize>();
         for number in 0..ANSWERS_MAX as i64 + 2 {
             let reader = format!("viewer {}", number / 400);
