@@ -1,6 +1,6 @@
 //! Serves the public keys of endpoints to receivers, who have no token.
 //!
-//! Nothing else is told here. Whatever has no keys to tell is answered alike: an
+//! It shows nothing else. Whatever has no keys to show is answered alike: an
 //! unknown tenant, an unknown endpoint, and one that does not sign with a private key.
 
 use axum::Json;

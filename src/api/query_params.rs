@@ -83,7 +83,7 @@ fn from_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, String> {
 }
 
 /// Refuses a range of times that ends before it begins: `since` and `until`, or
-/// names that end like that. Nothing could be in it.
+/// names that end like that. Such a range is empty.
 fn refuse_reversed_times(uri: &Uri) -> Result<(), Problem> {
     let fields: HashMap<_, _> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
     for (name, since) in &fields {

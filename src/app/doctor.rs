@@ -138,11 +138,11 @@ pub async fn examine_stopped(settings: &Settings) -> Vec<DoctorFinding> {
 enum StoredCatalog {
     /// There is no store yet.
     None,
-    /// They cannot be read with what there is.
+    /// The catalog cannot be read with the settings and keys at hand.
     Unreadable,
-    /// They are in the data directory, and the key fits.
+    /// The catalog is in the data directory, and the key fits.
     InFolder(Seal),
-    /// They are in a database, and the key fits.
+    /// The catalog is in a database, and the key fits.
     InDatabase(DatabaseUrl, Seal),
 }
 

@@ -46,9 +46,9 @@ const ITEMS_SHOWN: usize = 20;
 /// How much of what needs attention is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ItemsShown {
-    /// At most so many things.
+    /// At most this many things.
     Items(usize),
-    /// What fits, if all there is takes at most so many lines.
+    /// As many things as fit, while the whole output takes at most this many lines.
     Lines(usize),
 }
 
@@ -58,7 +58,7 @@ impl StatusArgs {
         self.limit.map(ItemsShown::Items).or(lines).unwrap_or(ItemsShown::Items(ITEMS_SHOWN))
     }
 
-    /// Returns the command that shows the same once, with so many things that need attention.
+    /// Returns the command that shows the same once, with this limit on the things that need attention.
     fn command(&self, client: &Client, limit: usize) -> String {
         let tenant =
             if client.is_tenant_named { format!(" --tenant {}", quote(&client.tenant)) } else { String::new() };
@@ -281,8 +281,8 @@ fn attention_text(attention: &Value, (shown, all): (ItemsShown, &str), now: Time
     parts.join("\n")
 }
 
-/// Returns how many things of these sizes fit into so many lines, at least one. If not all
-/// fit, the line about the others must fit as well.
+/// Returns how many things of these sizes fit into this number of lines, at least one. If
+/// not all fit, the line about the others must fit as well.
 fn count_fitting(sizes: Vec<usize>, lines: usize, line_about_more: usize) -> usize {
     if sizes.iter().sum::<usize>() <= lines {
         return sizes.len();

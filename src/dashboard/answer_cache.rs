@@ -1,4 +1,4 @@
-//! Keeps answers of the API that change slowly, such as the figures of a day: a page that
+//! Caches answers of the API that change slowly, such as the figures of a day: a page that
 //! shows fifty endpoints needs a hundred of them, and is rendered every second.
 //!
 //! An answer that is no longer fresh is given once more while it is read anew, so that
@@ -20,12 +20,12 @@ const ANSWERS_OF_READER_MAX: usize = 500;
 /// Most answers that are kept in all.
 const ANSWERS_MAX: usize = 20_000;
 
-/// What is known of an answer.
+/// An answer as the cache has it.
 #[derive(Debug, PartialEq)]
 pub enum CachedAnswer<T> {
     /// It is fresh enough.
     Fresh(T),
-    /// It may be given, and whoever was told so reads it anew.
+    /// It may still be given, and the caller that gets it reads it anew.
     Aging(T),
     /// There is none, or it is too old.
     Missing,

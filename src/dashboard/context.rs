@@ -13,7 +13,7 @@ use super::page_error::PageError;
 use crate::api::sign_in::PageSession;
 use crate::model::sign_in::Site;
 
-/// One request for a page or an action.
+/// The context of one request for a page or an action.
 pub struct PageContext {
     /// The API, called as the person who asks.
     pub api: ApiCaller,

@@ -28,7 +28,7 @@ struct TailedAttempt {
     cause: Option<String>,
 }
 
-/// The node whose attempts are told.
+/// The node whose attempts are streamed.
 #[derive(Debug, Deserialize)]
 struct TailedNode {
     node: Option<String>,

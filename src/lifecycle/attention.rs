@@ -24,15 +24,15 @@ use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::store::{ClusterState, Lane, Result};
 
-/// Most endpoints at which dead letters are told.
+/// Most endpoints whose dead letters are reported.
 const DEAD_ENDPOINTS_MAX: usize = 100;
-/// Most endpoints with dead letters of which it is asked whether something waits.
+/// Most endpoints with dead letters that are checked for waiting deliveries.
 const DEAD_ENDPOINTS_ASKED: usize = 10_000;
 /// Most endpoints whose lanes are looked at.
 const LANE_ENDPOINTS_MAX: usize = 1_000;
 /// Most lanes that are looked at, of all endpoints together.
 const LANES_LOOKED: usize = 20_000;
-/// Most tenants whose old dead letters are told.
+/// Most tenants whose old dead letters are reported.
 const OLD_TENANTS_MAX: usize = 100;
 
 /// What needs attention, the worst first. Times are wall times.
@@ -40,7 +40,7 @@ const OLD_TENANTS_MAX: usize = 100;
 pub struct Attention {
     /// Items that need attention.
     pub items: Vec<AttentionItem>,
-    /// Number of endpoints with recent dead letters beyond those that are told.
+    /// Number of endpoints with recent dead letters beyond those that are reported.
     pub more_with_dead: u64,
     /// Names of the nodes that were not heard in time, so that what they alone
     /// know is missing.

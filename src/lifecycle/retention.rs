@@ -150,9 +150,8 @@ async fn pass(
     }
 }
 
-/// Tells of the dead letters that were forgotten: one operational event for each
-/// endpoint, whatever their number. What an earlier sweep did not come to tell is
-/// told too.
+/// Reports the dead letters that were forgotten: one operational event for each
+/// endpoint, whatever their number. It also reports what an earlier sweep could not.
 async fn report_forgotten(gateway: &Gateway) -> Result<()> {
     loop {
         let report = gateway.store.report_forgotten(gateway.clock.now()).await?;

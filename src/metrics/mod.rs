@@ -481,7 +481,7 @@ impl Metrics {
         self.figures_dropped.inc_by(windows);
     }
 
-    /// Counts so many spans of traces by what became of them.
+    /// Counts a number of spans of traces by what became of them.
     pub fn count_spans(&self, result: SpanResult, count: u64) {
         self.trace_spans.at(result as usize).inc_by(count);
     }

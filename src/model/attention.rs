@@ -347,8 +347,8 @@ pub fn of_dead(tenant: &TenantId, endpoint: EndpointId, dead: StandingDead, now:
     Some(AttentionItem { tenant, endpoint, since: Some(dead.oldest_at), ..item })
 }
 
-/// Returns that a tenant has dead letters that are told of no endpoint any more, because
-/// the last death is [`DEAD_REPORTED_FOR`] ago. They stay until somebody deals with them, or
+/// Returns the item about a tenant's old dead letters: no endpoint reports them any more,
+/// because the last death is [`DEAD_REPORTED_FOR`] ago. They stay until somebody deals with them, or
 /// retention forgets them.
 pub fn of_old_dead(tenant: &TenantId, count: u64, oldest_at: Timestamp) -> AttentionItem {
     let (letters, are) = if count == 1 { ("letter", "is") } else { ("letters", "are") };

@@ -1,6 +1,6 @@
 //! The endpoints at which the most attempts failed, of a tenant or of the gateway.
 //!
-//! Invariant: only so many are kept, however many fail; those with the most
+//! Invariant: a limited number is kept, however many fail; those with the most
 //! failures stay.
 
 use std::collections::HashMap;

@@ -71,9 +71,9 @@ pub enum GroupTaken {
     All,
     /// None of them.
     Nothing,
-    /// Those that died in the filter's time, and others did not.
+    /// Some of them: those that died in the filter's time.
     Some,
-    /// Those that only a look at each can tell.
+    /// Known only once each was looked at.
     Unknown,
 }
 

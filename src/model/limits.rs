@@ -99,7 +99,7 @@ pub struct OverLimit {
 }
 
 impl OverLimit {
-    /// Returns the refusal of another job of a tenant that has so many unfinished ones.
+    /// Returns the refusal of another job of a tenant, by how many unfinished ones it has.
     pub fn of_jobs(tenant: &super::id::TenantId, unfinished: u32, most: u32) -> Self {
         Self {
             tenant: tenant.clone(),

@@ -71,7 +71,7 @@ event_row! {
 }
 
 impl EventRow {
-    /// Returns the row of a new event with so many deliveries.
+    /// Returns the row of a new event with this number of deliveries.
     pub fn of(event: &Event, deliveries: usize) -> Self {
         let endpoints = event.endpoints.as_ref();
         Self {

@@ -239,8 +239,8 @@ impl JobStep {
         is_same_place && !has_changes && self.hold.is_empty() && self.unhold.is_empty()
     }
 
-    /// Returns the part after the step, if so many deliveries were changed and these
-    /// refused it.
+    /// Returns the part after the step, by the number of deliveries that were changed and
+    /// those that refused it.
     pub fn part_after(&self, changed: usize, refused: &[LeftOut]) -> JobPart {
         let mut counts: JobCounts = self.before.counts.clone();
         counts.pace = self.pace.or(counts.pace);
@@ -278,8 +278,8 @@ pub(super) fn refusal(problem: Error) -> Result<LeftOut> {
     }
 }
 
-/// Returns the state in which a job begins, whose tenant has so many that run and so
-/// many that are not over.
+/// Returns the state in which a job begins, by how many jobs of its tenant run and how
+/// many are not over.
 pub(super) fn first_state(job: &Job, (running, unfinished): (u32, u32), running_max: u32) -> Result<JobState> {
     if job.parts.is_empty() {
         return Ok(JobState::Finished);

@@ -121,7 +121,7 @@ impl<T> ListPage<T> {
 pub struct LongRetries {
     /// Number of those that were found.
     pub count: u64,
-    /// Whether all were looked at; otherwise there are at least so many.
+    /// Whether all were looked at; otherwise the count is a lower bound.
     pub is_exact: bool,
 }
 

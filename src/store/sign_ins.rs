@@ -20,8 +20,8 @@ pub trait SignInStore: Send + Sync {
     /// Every node knows it when the call returns.
     async fn create_sign_in(&self, by: &Initiator, sign_in: Token) -> Result<()>;
     /// Puts a session in the place of the open code that has its id and this
-    /// hash. Of several callers on all nodes one does; the others are told that
-    /// the code is not there.
+    /// hash. Of several callers on all nodes one succeeds; for the others the code
+    /// does not exist any more.
     async fn redeem_code(&self, by: &Initiator, code: TokenHash, session: Token) -> Result<()>;
     /// Ends sign-ins, and returns how many. No node accepts them any more when
     /// the call returns. A single one that is not there is not found.

@@ -210,7 +210,7 @@ pub struct WaitingEvents {
 }
 
 impl WaitingEvents {
-    /// Of so many events, of which the oldest came at this moment.
+    /// Describes this number of events, of which the oldest came at this moment.
     pub(crate) fn since(count: u64, oldest_at: Option<i64>, now: i64) -> Self {
         let waited = |at: i64| Duration::from_millis(u64::try_from(now.saturating_sub(at)).unwrap_or(0));
         Self { count, oldest: oldest_at.map(waited) }

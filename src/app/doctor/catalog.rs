@@ -229,7 +229,7 @@ fn tokens(tokens: &[Arc<Token>], now: Timestamp) -> DoctorFinding {
     DoctorFinding::warning("tokens", told.join("; "), way_out)
 }
 
-/// Judges whether anybody is told when something goes wrong.
+/// Judges whether anybody is notified when something goes wrong.
 fn notifications(endpoints: &[&Endpoint], settings: &Settings) -> DoctorFinding {
     let has_mail = matches!(settings.smtp, OptionalMailServer::Server(_));
     let owners = endpoints.iter().filter(|endpoint| endpoint.settings.owner_email.is_some()).count();

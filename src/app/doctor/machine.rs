@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::model::finding::DoctorFinding;
 use crate::model::size::{RoundedSize, Size};
 
-/// Syncs whose median is told.
+/// Number of syncs whose median is shown.
 const SYNCS: usize = 9;
 /// Bytes of each of them, like a small commit.
 const SYNC_BYTES: usize = 4 * 1_024;
@@ -245,7 +245,7 @@ pub struct ClockChanges {
     pub since_stop_ms: Option<i64>,
 }
 
-/// Smallest change since a stop that is told, in milliseconds.
+/// Smallest change of the clock since a stop that is reported, in milliseconds.
 const CLOCK_STEP_MS: u64 = 2_000;
 
 /// Judges the machine's clock by what must be in its past, which is the time of this

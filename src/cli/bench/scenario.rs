@@ -72,7 +72,7 @@ impl Scenario {
         }
     }
 
-    /// Returns how many deliveries are missing after so many events and arrivals.
+    /// Returns how many deliveries are still missing, by the events accepted and the arrivals.
     pub fn waiting(&self, accepted: u64, arrived: u64) -> u64 {
         (accepted * self.deliveries_per_event() as u64).saturating_sub(arrived)
     }

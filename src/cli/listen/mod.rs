@@ -102,7 +102,7 @@ pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     print(&format!("\n{}", receiver.totals()))
 }
 
-/// Returns the script that was given, else what is usual.
+/// Returns the script that was given, or the default one.
 fn answer_script(args: &ListenArgs) -> anyhow::Result<AnswerScript> {
     let is_forwarding = args.forward.is_some();
     let usual = if is_forwarding { "pass" } else { "200" };

@@ -45,7 +45,7 @@ pub struct AuditRow {
     pub action: AuditAction,
     /// Tenant of the resource.
     pub tenant: String,
-    /// Id of what it was done to.
+    /// Id of the resource.
     pub resource: String,
     /// Names of changed settings.
     pub fields: Vec<String>,

@@ -9,7 +9,7 @@ use crate::dashboard::api_caller::segment;
 use crate::dashboard::context::PageContext;
 use crate::model::sign_in::PORTAL_LINK_OF;
 
-/// What the readers of a page are told about who did something.
+/// What the readers of a page may see about who did something.
 pub struct Authors {
     /// Ids of the tenant's tokens and sessions in the portal; none on operator's pages.
     own: Option<BTreeSet<String>>,
@@ -26,7 +26,7 @@ struct ListedId {
 }
 
 impl Authors {
-    /// Returns what the readers of this page are told.
+    /// Returns what the readers of this page may see.
     pub async fn of(page: &PageContext) -> Self {
         if !page.frame.is_portal() {
             return Self { own: None };

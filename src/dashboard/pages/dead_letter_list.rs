@@ -26,7 +26,7 @@ use crate::dashboard::words;
 
 /// Most pages of the API that one page looks through for an answer.
 const LOOKS_MAX: usize = 10;
-/// A page is full enough with so many rows; the API's pages are not cut.
+/// Number of rows with which a page is full enough; the API's pages are not cut.
 const ROWS_MIN: usize = 10;
 /// Rows of a page of the API: with [`ROWS_MIN`] less one, what a page has at most.
 const PAGE_ROWS: usize = 30;

@@ -38,7 +38,7 @@ struct ShownRate {
     per_second: Option<f64>,
 }
 
-/// Returns the labels of endpoints, by id. Those that are not found have none.
+/// Returns the labels of endpoints, by id. Endpoints that are not found have none.
 pub async fn endpoint_labels(
     api: &ApiCaller,
     wanted: impl Iterator<Item = (String, String)>,

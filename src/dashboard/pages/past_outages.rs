@@ -13,7 +13,7 @@ use crate::dashboard::shown_delivery::{ListedPage, ShownDelivery};
 use crate::model::endpoint_event::EndpointEventKind;
 use crate::model::verdict::Verdict;
 
-/// Most outages of an endpoint that are told.
+/// Most outages of an endpoint that are shown.
 const OUTAGES_MAX: usize = 5;
 /// Length of a window of the figures.
 const WINDOW: SignedDuration = SignedDuration::from_mins(5);

@@ -36,7 +36,7 @@ pub struct RecoverForm {
     pub since: String,
     /// Until when, not included.
     pub until: String,
-    /// Whether everything is meant.
+    /// Whether the job takes everything, without a filter.
     pub is_all: bool,
     /// How many per second and endpoint; empty for a quarter of the endpoint's rate.
     pub per_second: String,

@@ -10,8 +10,8 @@ use crate::model::shard::Lease;
 use crate::store::{ArrivedDelivery, ArrivedQuery, Error};
 
 impl Dispatcher {
-    /// Other nodes accepted deliveries of an endpoint, the first of which is due at
-    /// this time. Without their names they are found in the store.
+    /// Takes in deliveries of an endpoint that other nodes accepted, the first of which is
+    /// due at this time. If they are not named, pages of the store bring them.
     pub fn arrived(&self, endpoint: EndpointId, due_at: Timestamp, deliveries: &[ArrivedDelivery]) {
         let read = {
             let mut queues = self.queues();

@@ -62,7 +62,7 @@ impl Dispatcher {
         self.queues().delay_accepts(delays);
     }
 
-    /// Other nodes accepted so many deliveries of a tenant for endpoints of this one.
+    /// Counts deliveries of a tenant that other nodes accepted for endpoints of this one.
     pub fn accepted_elsewhere(&self, tenant: &TenantId, count: u64) {
         self.queues().accepted_elsewhere(tenant, count, self.now());
     }

@@ -81,7 +81,7 @@ impl NodePace {
         self.allowance.map_or(usize::MAX, |(left, _)| left.max(0.0) as usize)
     }
 
-    /// Notes that so many deliveries were released.
+    /// Notes that this number of deliveries was released.
     pub fn take(&mut self, count: usize) {
         if let Some((left, _)) = &mut self.allowance {
             *left -= count as f64;
@@ -107,8 +107,8 @@ impl PartPace {
         Self { allowance: 1.0, at: now, measured_since: now, ended: 0, look, rest, step_at, is_interrupted: false }
     }
 
-    /// Returns how many deliveries may be taken now, while so many of the part's may be
-    /// in flight and so many more wait for longer.
+    /// Returns how many deliveries may be taken now, by how many of the part's may be in
+    /// flight and how many more wait for longer.
     pub fn room(
         &mut self,
         spec: &JobSpec,
@@ -197,7 +197,7 @@ impl PartPace {
         Some(measured)
     }
 
-    /// Notes that so many deliveries were taken.
+    /// Notes that this number of deliveries was taken.
     pub fn take(&mut self, count: usize) {
         self.allowance -= count as f64;
     }
@@ -216,8 +216,8 @@ pub fn reached_per_second(spec: &JobSpec, endpoint: &Endpoint, answers_in: Durat
     per_second(spec, endpoint).min(most)
 }
 
-/// Returns how long so many deliveries take, of which so many are in one lane and go one
-/// after the other, to a receiver that takes so long to answer.
+/// Returns how long `count` deliveries take to a receiver that answers in `answers_in`.
+/// Those `in_one_lane` go one after the other.
 pub fn expected_time(
     spec: &JobSpec,
     endpoint: &Endpoint,

@@ -237,8 +237,8 @@ impl PartScan {
         }
     }
 
-    /// Returns how many deliveries a job takes of those that match, if so many do, and
-    /// what that number says.
+    /// Returns how many of the matching deliveries a job takes, and how exact that number
+    /// is. `known` is how many match, if that was counted.
     fn matches(&self, spec: &JobSpec, known: Option<TallyCount>) -> (u64, MatchBound) {
         let taken = self.taken.len() as u64;
         if self.is_whole {

@@ -112,7 +112,7 @@ impl SpanExporter {
         }
     }
 
-    /// Counts a batch that was sent, except so many spans, or dropped.
+    /// Counts a batch: sent, except the given number of spans, or dropped.
     fn end_batch(&mut self, sent: Result<u64, String>) {
         let count = self.batch.len() as u64;
         self.batch.clear();

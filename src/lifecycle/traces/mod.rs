@@ -64,7 +64,7 @@ pub struct FinishedSpan {
 /// What happened in a span.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SpanFacts {
-    /// The event was accepted, with so many deliveries.
+    /// The event was accepted, with its deliveries.
     Accept {
         /// Number of its deliveries.
         deliveries: u32,

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::{AttentionItem, AttentionKind, Severity, span_words_by_minute};
 
-/// Time that a row of an outbox waits from which its relay is behind.
+/// Waiting time of an outbox row from which its relay counts as behind.
 const OUTBOX_LAG_FROM: Duration = Duration::from_secs(60);
-/// Time that a row of an outbox waits from which that is critical.
+/// Waiting time of an outbox row that is critical.
 const OUTBOX_LAG_CRITICAL: Duration = Duration::from_secs(300);
 
 /// What is known of an outbox that this node relays, or would.

@@ -116,8 +116,8 @@ impl Drop for Checkpointer {
 }
 
 impl CheckpointTrigger {
-    /// Counts a transaction that has written so many jobs, with so many bytes of events,
-    /// and took this long.
+    /// Counts a transaction: the jobs that it has written, the bytes of their events, and
+    /// the time that it took.
     pub fn jobs_written(&self, jobs: usize, event_bytes: u64, took: Duration) {
         let large = usize::try_from(event_bytes / BYTES_OF_JOB).unwrap_or(AMOUNT_MAX);
         let mut state = self.state();

@@ -222,8 +222,8 @@ const CHECK_REST_MAX: Duration = Duration::from_millis(500);
 
 /// Lets the check of a copy rest while the gateway is busy.
 ///
-/// Busy is told by the writer's time, not by its jobs: one job may be an event or a
-/// batch of a thousand.
+/// The writer's time says how busy it is, and not its jobs: one job may be an event or
+/// a batch of a thousand.
 #[derive(Clone)]
 struct CheckPace {
     trigger: CheckpointTrigger,

@@ -1,8 +1,8 @@
 //! Deletes the figures of a tenant that is purged, and takes the names of its event types
 //! and endpoints out of the figures of the whole gateway, a bounded number at a time.
 //!
-//! What the tenant counted stays in the sums of the gateway, without a name. Which names
-//! are its own is told by its own figures, so these are deleted afterwards.
+//! The sums of the gateway keep what the tenant counted, without a name. Its own figures
+//! say which names are its own, so they are deleted afterwards.
 
 use std::collections::HashSet;
 

@@ -18,7 +18,7 @@ use crate::store::postgres::transaction::PgTransaction;
 /// Most rows of one claim.
 pub const CLAIM_ROWS_MAX: usize = 1_000;
 /// Most bytes of one claim, as the database stores them; one row may have more.
-/// Reading stops when so many bytes have been read, too.
+/// Reading stops, too, when this number of bytes has been read.
 const CLAIM_BYTES_MAX: i64 = 4 * 1_024 * 1_024;
 /// Most bytes that are read at once; one row may have more.
 const READ_BYTES_MAX: i64 = 32 * 1_024 * 1_024;

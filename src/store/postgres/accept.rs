@@ -379,7 +379,8 @@ row! {
     }
 }
 
-/// Finds out what the events at these positions are, whose ids these rows have.
+/// Compares the events whose ids are known with what was accepted under these ids. Each
+/// comes with its position: its job, and its event in there.
 async fn compare_known(
     tx: &PgTransaction,
     jobs: &[AcceptJob],

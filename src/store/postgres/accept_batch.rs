@@ -209,7 +209,7 @@ impl AcceptBatch {
         accepted
     }
 
-    /// Returns what its events add, by tenant and day.
+    /// Returns the usage that its events add, by tenant and day.
     pub fn stored(&self) -> &UsageByDay {
         &self.stored
     }

@@ -1,4 +1,4 @@
-//! Reads jobs with their parts, and tells of their end.
+//! Reads jobs with their parts, and reports their end.
 
 use jiff::Timestamp;
 

@@ -1,8 +1,8 @@
 //! Seals a shared store again under a new master key, while nodes use it.
 //!
-//! Every change of the catalog locks the row of its version first. So does the change
-//! of the check text, and whoever seals reads the check text behind that lock: what is
-//! committed after it is sealed under the new key, on whichever node.
+//! Every change of the catalog locks the row of its version first, and so does the change
+//! of the check text. A transaction that seals reads the check text behind that lock. So
+//! whatever is committed after the change is sealed under the new key, on every node.
 
 use async_trait::async_trait;
 use uuid::Uuid;

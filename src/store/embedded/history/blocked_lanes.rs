@@ -23,8 +23,8 @@ row! {
     }
 }
 
-/// Returns the first such lane of each endpoint that has one, among so many in which
-/// something is behind the head.
+/// Returns the first such lane of each endpoint that has one, among a limited number of
+/// lanes in which something is behind the head.
 pub fn first_of_each(
     db: &Connection,
     endpoints: &[EndpointId],

@@ -13,7 +13,7 @@ use crate::store::row::{SqliteColumns, row};
 use crate::store::stored_value::StoredCode;
 
 row! {
-    /// What a list of deliveries is filtered by, and shows but for the attempt.
+    /// The columns that a list of deliveries filters by and shows, except the attempt.
     pub sqlite struct DeliveryListColumns {
         /// What is shown of the delivery.
         delivery: ShownColumns = ShownColumns::COLUMNS,

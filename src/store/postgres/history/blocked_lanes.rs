@@ -23,7 +23,8 @@ row! {
     }
 }
 
-/// Returns the first such lane of each endpoint that has one, by so many dead letters.
+/// Returns the first such lane of each endpoint that has one; looks at a limited number of
+/// dead letters.
 pub async fn first_of_each(
     shared: &PostgresState,
     endpoints: &[EndpointId],
