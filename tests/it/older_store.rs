@@ -5,7 +5,7 @@
 //! what the API of that version told of it; `tests/fixtures/make` writes them.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -16,9 +16,10 @@ use tokio_postgres::NoTls;
 
 use crate::on_postgres::PendingStart;
 use crate::servers::postgres::{Database, Server};
-use crate::support::{Client, Gateway, Options, ReceivedRequest, Receiver, eventually, is_on_postgres};
+use crate::support::{CapturedOutput, Client, Gateway, Options, ReceivedRequest, Receiver, eventually, is_on_postgres};
 
 for_every_store! {
+    a_start_that_changes_the_schema_says_so_before_and_after,
     a_store_of_an_older_version_opens_with_everything_in_it,
     what_waits_in_a_store_of_an_older_version_is_delivered_and_its_dead_letters_are_replayed,
     who_could_use_a_store_of_an_older_version_still_can,
@@ -57,6 +58,7 @@ struct OlderStore {
     gateway: Gateway,
     /// What that version told of it, and what only its maker knew.
     recorded: Value,
+    printed: CapturedOutput,
     // Dropped after the gateway.
     database: Option<Database>,
 }
@@ -64,8 +66,7 @@ struct OlderStore {
 impl OlderStore {
     /// Opens a store of each version, one after the other.
     async fn for_each(check: impl AsyncFn(Self)) {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        let entries = std::fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap());
+        let entries = std::fs::read_dir(fixture("")).unwrap().map(|entry| entry.unwrap());
         let mut versions: Vec<_> = entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.path()).collect();
         versions.sort();
         assert!(!versions.is_empty(), "there are stores of older versions");
@@ -76,8 +77,7 @@ impl OlderStore {
     }
 
     async fn open(version: &Path) -> Self {
-        let private = std::fs::Permissions::from_mode(0o700);
-        let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
+        let folder = Arc::new(private_folder());
         let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
         let now = SystemClock.now().as_millisecond();
         let begin_the_year = BEGIN_THE_YEAR.replace("$now", &now.to_string());
@@ -102,8 +102,11 @@ impl OlderStore {
             }
         }
         let recorded = serde_json::from_slice(&std::fs::read(folder.path().join("told.json")).unwrap()).unwrap();
-        let gateway = Gateway::start_in(folder, Options { flags, ..Options::default() }).await;
-        Self { gateway, recorded, database }
+        flags.extend(["--log", "warn,posthaste::store=info"].map(str::to_owned));
+        let printed = CapturedOutput::default();
+        let options = Options { flags, output: Some(printed.clone()), ..Options::default() };
+        let gateway = Gateway::start_in(folder, options).await;
+        Self { gateway, recorded, printed, database }
     }
 
     /// An endpoint of the fixture, by the name it has there.
@@ -123,6 +126,17 @@ impl OlderStore {
         self.gateway.patch(&endpoint, json!({"url": format!("{}/{name}", receiver.url())})).await;
         self.gateway.post_to_endpoint(&endpoint, "resume", "").await;
     }
+}
+
+/// The fixture of this version.
+fn fixture(version: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(version)
+}
+
+/// A folder as a data directory has to be.
+fn private_folder() -> TempDir {
+    let private = std::fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().permissions(private).tempdir().unwrap()
 }
 
 /// Takes a fixture out of the file it is kept in.
@@ -232,9 +246,8 @@ async fn a_restored_database_has_no_rows_of_transactions_that_are_yet_to_come() 
 /// A node of the older version would fail with every statement from then on.
 #[tokio::test]
 async fn columns_are_not_renamed_while_a_node_of_the_older_version_runs() {
-    let private = std::fs::Permissions::from_mode(0o700);
-    let folder = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-    unpack(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/0.1.0/postgres.tar.gz"), folder.path());
+    let folder = private_folder();
+    unpack(&fixture("0.1.0").join("postgres.tar.gz"), folder.path());
     let database = restore(&folder, "SET urgent = urgent").await;
     let running = "INSERT INTO posthaste.nodes (id, name, version, joined_at, lease_until)
                    VALUES (999, 'node-of-0.1.0', 0, now(), now() + interval '1 hour')";
@@ -254,6 +267,21 @@ async fn columns_are_not_renamed_while_a_node_of_the_older_version_runs() {
     eventually("the step to be made", || async {
         let now = database.number(schema).await;
         if now > before { Ok(()) } else { Err(start.printed.text()) }
+    })
+    .await;
+}
+
+async fn a_start_that_changes_the_schema_says_so_before_and_after() {
+    let older = OlderStore::open(&fixture("0.1.0")).await;
+    let (before, after) = if is_on_postgres() {
+        ("the database has the schema 3 and is brought to", "database migrated from version 3 to")
+    } else {
+        ("has the schema 5 and is brought to", "the store has the schema")
+    };
+    eventually("both lines of the log", || async {
+        let said = older.printed.text();
+        let are_there = said.find(before).zip(said.find(after)).is_some_and(|(before, after)| before < after);
+        if are_there { Ok(()) } else { Err(said) }
     })
     .await;
 }
@@ -409,6 +437,8 @@ async fn ids_known(gateway: &Gateway) {
 
 /// Events that the measured store has, with a delivery each; 100,000 if nothing is said.
 const MEASURED_ROWS: &str = "MIGRATED_ROWS";
+/// Version whose fixture is measured; 0.1.0 if nothing is said.
+const MEASURED_VERSION: &str = "MIGRATED_FROM";
 /// Where the numbers of the rows begin that the measurement adds to the embedded store.
 const FIRST_ADDED: i64 = 1_000_000;
 
@@ -424,14 +454,14 @@ async fn measure_a_migration_on_postgres() {
     crate::support::on_postgres(measure_a_migration()).await;
 }
 
-/// Fills the store of the oldest version, and compares the start that migrates it with
+/// Fills the store of an older version, and compares the start that migrates it with
 /// the next one, which has nothing to migrate.
 async fn measure_a_migration() {
     let rows = std::env::var(MEASURED_ROWS).map_or(100_000, |rows| rows.parse().expect("a number of rows"));
-    let version = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/0.1.0");
-    let private = std::fs::Permissions::from_mode(0o700);
-    let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
+    let version = fixture(&std::env::var(MEASURED_VERSION).unwrap_or_else(|_| "0.1.0".into()));
+    let folder = Arc::new(private_folder());
     let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
+    flags.extend(["--log", "info,posthaste::store=debug"].map(str::to_owned));
     let now = SystemClock.now().as_millisecond();
     let mut database = None;
     if is_on_postgres() {
@@ -444,10 +474,10 @@ async fn measure_a_migration() {
         unpack(&version.join("embedded.tar.gz"), folder.path());
         fill_embedded(&folder.path().join("posthaste.db"), rows);
     }
-    let mut starts = Vec::new();
+    let (mut starts, printed) = (Vec::new(), CapturedOutput::default());
     for _ in 0..2 {
         let began = std::time::Instant::now();
-        let options = Options { flags: flags.clone(), ..Options::default() };
+        let options = Options { flags: flags.clone(), output: Some(printed.clone()), ..Options::default() };
         let mut gateway = Gateway::start_in(folder.clone(), options).await;
         starts.push(began.elapsed().as_secs_f64());
         assert!(gateway.terminate().await.success());
@@ -458,14 +488,22 @@ async fn measure_a_migration() {
         "{store}, {rows} events with a delivery each{waiting}: {:.2} s to the start with the migration, {:.2} s without",
         starts[0], starts[1]
     );
+    let said = printed.text();
+    let steps = said.lines().filter(|line| line.contains("of the schema took"));
+    for step in steps.filter_map(|line| line[line.find("step ")?..].split('"').next()) {
+        println!("  {step}");
+    }
 }
 
 /// Adds copies of an event and of a delivered delivery, under numbers of their own.
 fn fill_embedded(path: &Path, rows: i64) {
     let db = rusqlite::Connection::open(path).unwrap();
+    db.execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -500000").unwrap();
     let number = format!("{FIRST_ADDED} + n");
+    // Ids ascend, as those that the gateway makes do, so that their index is filled at its end.
+    let id = "printf('many-%012d', n)";
     for (table, one, changed) in [
-        ("events", "true", vec![("no", number.as_str()), ("id", "'many-' || n"), ("first_delivery", &number)]),
+        ("events", "true", vec![("no", number.as_str()), ("id", id), ("first_delivery", &number)]),
         ("deliveries", "state = 1", vec![("no", &number), ("event", &number), ("lane", "NULL"), ("seq", "NULL")]),
     ] {
         let mut names = db.prepare("SELECT name FROM pragma_table_info(?)").unwrap();
@@ -490,7 +528,8 @@ async fn fill_database(database: &Database, rows: i64) {
     for (table, one, changed) in [
         ("events", "true", vec![("no", "top + n"), ("id", "'many-' || n")]),
         ("finished", "true", vec![("no", "top + n"), ("lane", "NULL"), ("seq", "NULL")]),
-        ("queue", "lane IS NULL AND attempts = 0", vec![("no", "top + n")]),
+        // They came with this server, so the start does not have to make them its own.
+        ("queue", "lane IS NULL AND attempts = 0", vec![("no", "top + n"), ("xid", "'0'::xid8")]),
     ] {
         let names = "SELECT column_name::text FROM information_schema.columns
                      WHERE table_schema = 'posthaste' AND table_name = $1 AND is_generated = 'NEVER'";

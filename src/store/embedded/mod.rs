@@ -11,12 +11,14 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::Semaphore;
+use tracing::{debug, info};
 
 use super::catalog_index::CatalogIndex;
 use super::durable_file::give_to_owner_of;
@@ -355,23 +357,39 @@ fn reader(path: &Path) -> rusqlite::Result<Connection> {
 fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let version: i64 = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let version = usize::try_from(version).unwrap_or(usize::MAX);
-    if version > migrations::EMBEDDED.len() {
+    let newest = migrations::EMBEDDED.len();
+    if version > newest {
         bail!(
-            "the store {} was written by a newer posthaste (its version is {version}, this one knows {}); run that one, or restore a backup from before",
-            path.display(),
-            migrations::EMBEDDED.len()
+            "the store {} was written by a newer posthaste (its version is {version}, this one knows {newest}); run that one, or restore a backup from before",
+            path.display()
         );
     }
+    // A store that this start creates is no older one.
+    let is_older = (1..newest).contains(&version);
+    if is_older {
+        info!(
+            "the store {} has the schema {version} and is brought to {newest}; nothing is accepted until that is done",
+            path.display()
+        );
+    }
+    let began = Instant::now();
     for (n, migration) in migrations::EMBEDDED.iter().enumerate().skip(version) {
-        let version = n + 1;
+        let (version, began) = (n + 1, Instant::now());
         db.execute_batch(&format!("BEGIN IMMEDIATE; {migration} PRAGMA user_version = {version}; COMMIT"))
             .with_context(|| format!("cannot bring the store {} to version {version}", path.display()))?;
+        debug!("step {version} of the schema took {:.2} s", began.elapsed().as_secs_f64());
+    }
+    if is_older {
+        info!("the store has the schema {newest} after {:.1} s", began.elapsed().as_secs_f64());
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicI64;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use rusqlite::StatementStatus;
 
     use super::*;
@@ -401,6 +419,44 @@ mod tests {
         let db = Connection::open_in_memory().unwrap();
         let options = "SELECT count(*) FROM pragma_compile_options WHERE compile_options = 'DEFAULT_MEMSTATUS=0'";
         assert_eq!(db.query_row(options, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
+    }
+
+    /// CONTRIBUTING.md says how steps of the schema do it.
+    #[test]
+    fn a_column_is_added_to_a_strict_table_without_reading_it_where_its_text_is_changed() {
+        const ROWS: i64 = 5_000;
+        let mut db = Connection::open_in_memory().unwrap();
+        db.execute_batch(&format!(
+            "CREATE TABLE many (no INTEGER PRIMARY KEY) STRICT;
+             WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {ROWS})
+                 INSERT INTO many SELECT n FROM counted"
+        ))
+        .unwrap();
+        let operations = Arc::new(AtomicI64::new(0));
+        let counted = operations.clone();
+        let count = move || {
+            counted.fetch_add(1, Relaxed);
+            false
+        };
+        db.progress_handler(1, Some(count)).unwrap();
+        let taken = |sql: &str| {
+            operations.store(0, Relaxed);
+            db.execute_batch(sql).unwrap();
+            operations.load(Relaxed)
+        };
+        assert!(taken("BEGIN; ALTER TABLE many ADD COLUMN slow TEXT; COMMIT") > ROWS, "SQLite checks each row");
+        let quick = taken(
+            "BEGIN; PRAGMA writable_schema = ON;
+             UPDATE sqlite_schema SET sql = replace(sql, ') STRICT', ', quick INTEGER NOT NULL DEFAULT 7) STRICT')
+                 WHERE type = 'table' AND name = 'many';
+             PRAGMA writable_schema = RESET; COMMIT",
+        );
+        assert!(quick < ROWS / 10, "{quick} operations");
+        db.execute_batch("INSERT INTO many (slow, quick) VALUES ('x', 8)").unwrap();
+        let sum: i64 = db.query_row("SELECT sum(quick) FROM many", [], |row| row.get(0)).unwrap();
+        assert_eq!(sum, ROWS * 7 + 8);
+        let check: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+        assert_eq!(check, "ok");
     }
 
     #[tokio::test]

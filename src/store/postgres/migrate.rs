@@ -4,10 +4,12 @@
 //! Of five nodes started at once one migrates and four find it done, and a
 //! crash in between leaves nothing behind.
 
+use std::time::Instant;
+
 use anyhow::{anyhow, bail};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::connect::{self, DatabaseUnavailable};
 use super::stored_functions;
@@ -58,8 +60,12 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
     if (1..LAST_RENAME).contains(&current) {
         check_stopped(&transaction).await?;
     }
+    let (newest, began) = (migrations.len(), Instant::now());
+    if (1..newest).contains(&current) {
+        info!("the database has the schema {current} and is brought to {newest}; this node serves when that is done");
+    }
     for (n, migration) in migrations.iter().enumerate().skip(current) {
-        let version = n + 1;
+        let (version, began) = (n + 1, Instant::now());
         let applied = format!("INSERT INTO posthaste.migrations (version) VALUES ({version})");
         let step = async {
             transaction.batch_execute(migration).await?;
@@ -67,12 +73,14 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
         };
         let doing = format!("cannot bring the database to version {version}");
         step.await.map_err(|problem| connect::opening_error(&doing, &problem))?;
+        debug!("step {version} of the schema took {:.2} s", began.elapsed().as_secs_f64());
     }
     forget_foreign_transactions(&transaction).await.map_err(failed)?;
     stored_functions::create_missing(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
-    if current < migrations.len() {
-        info!("database migrated from version {current} to {}", migrations.len());
+    if current < newest {
+        let seconds = began.elapsed().as_secs_f64();
+        info!("database migrated from version {current} to {newest} after {seconds:.1} s");
     }
     Ok(())
 }
