@@ -298,7 +298,8 @@ fn judge_schema(version: usize, known: usize) -> DoctorFinding {
         std::cmp::Ordering::Less => DoctorFinding::warning(
             "schema",
             format!("version {version}, of an older posthaste; the next start of this one makes it version {known}"),
-            "make a backup before that: an older posthaste cannot read it afterwards",
+            "make a backup before that, since an older posthaste cannot read it afterwards: of a stopped gateway with \
+             `posthaste backup FOLDER --data DIR`, of PostgreSQL with pg_dump",
         ),
         std::cmp::Ordering::Greater => DoctorFinding::problem(
             "schema",

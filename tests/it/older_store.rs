@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::NoTls;
 
+use crate::backup::said;
 use crate::on_postgres::PendingStart;
 use crate::servers::postgres::{Database, Server};
 use crate::support::{CapturedOutput, Client, Gateway, Options, ReceivedRequest, Receiver, eventually, is_on_postgres};
@@ -284,6 +285,38 @@ async fn a_start_that_changes_the_schema_says_so_before_and_after() {
         if are_there { Ok(()) } else { Err(said) }
     })
     .await;
+}
+
+/// The way back after an upgrade is a backup with the schema of the older version, which
+/// this one makes, too, as long as it has not been started.
+#[tokio::test]
+async fn a_stopped_store_of_an_older_version_is_backed_up_as_it_is() {
+    let (folder, backups) = (private_folder(), private_folder());
+    unpack(&fixture("0.1.0").join("embedded.tar.gz"), folder.path());
+    let schema = || {
+        let store = rusqlite::Connection::open(folder.path().join("posthaste.db")).unwrap();
+        store.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    let before = schema();
+    let (data, copy) = (folder.path().to_str().unwrap(), backups.path().join("before"));
+    let copy = copy.to_str().unwrap();
+    let other_key = backups.path().join("other-key");
+    std::fs::write(&other_key, "ab".repeat(32)).unwrap();
+    std::fs::set_permissions(&other_key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let with_other_key = ["backup", copy, "--data", data, "--master-key-file", other_key.to_str().unwrap()];
+    let (is_done, told) = said(&with_other_key).await;
+    assert!(!is_done && told.contains("sealed under another master key"), "{told}");
+    let (is_done, told) = said(&["backup", copy, "--data", data]).await;
+    assert!(is_done, "{told}");
+    let manifest = std::fs::read(Path::new(copy).join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    assert_eq!((&manifest["schema"], &manifest["problems"]), (&json!(before), &json!([])), "{manifest:#}");
+    assert_eq!(manifest["checked"], json!(["pages and indexes", "master key"]), "no more is known of that schema");
+    assert_eq!(schema(), before, "the older version can still open the store");
+    // This version restores it, too, and brings it to its own schema.
+    let (is_done, told) = said(&["restore", copy, "--data", data]).await;
+    assert!(is_done && !told.contains("not in order"), "{told}");
+    assert!(schema() > before);
 }
 
 async fn who_could_use_a_store_of_an_older_version_still_can() {

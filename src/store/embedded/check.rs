@@ -10,18 +10,33 @@ use super::rows::RequestColumns;
 use super::{check_rules, notes, scrub};
 use crate::model::id::EndpointId;
 use crate::model::store_check::CheckedPart;
-use crate::store::ScrubStep;
 use crate::store::row::{SqliteColumns, row};
 use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, about_secret, about_settings, about_urls};
+use crate::store::{ScrubStep, migrations};
 
 /// Name of the part that covers pages and indexes.
 pub const PAGES: &str = "pages and indexes";
 const PAGES_RULE: &str = "every page is readable, and every index has the rows of its table";
 /// Name of the part that covers what is sealed.
 pub const SEALED: &str = "master key";
+const NO_KEY: &str = "no master key was given";
 
 /// Number of events that are compared with their checksums at a time.
 const EVENTS_PER_STEP: usize = 500;
+
+/// Checks everything, or of a schema of another version the pages and the key alone.
+pub fn check_what_is_known(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
+    let known = migrations::EMBEDDED.len() as i64;
+    let version = db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+    if let Ok(version) = version
+        && version != known
+    {
+        let why = format!("its schema is {version}, and this posthaste checks {known}; run the version that wrote it");
+        let rest = CheckedPart::new("everything else", "checksums fit, and tables agree").not_checked(why);
+        return vec![check_pages_alone(db), check_key_alone(db, seal), rest];
+    }
+    check(db, seal)
+}
 
 /// Checks everything. Without a seal, sealed texts are not opened.
 pub fn check(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
@@ -55,8 +70,24 @@ pub fn check(db: &Connection, seal: Option<&Seal>) -> Vec<CheckedPart> {
 }
 
 /// Checks the pages and indexes alone.
-pub fn check_pages_alone(db: &Connection) -> CheckedPart {
+fn check_pages_alone(db: &Connection) -> CheckedPart {
     part(CheckedPart::new(PAGES, PAGES_RULE), |part| check_pages(db, part))
+}
+
+/// Checks that the key is the one of the store, and opens nothing with it.
+fn check_key_alone(db: &Connection, seal: Option<&Seal>) -> CheckedPart {
+    let key = CheckedPart::new(SEALED, "the master key fits");
+    let Some(seal) = seal else { return key.not_checked(NO_KEY) };
+    part(key, |part| check_key(db, seal, part).map(drop))
+}
+
+/// Compares the key with the check text of the store; returns whether it fits.
+fn check_key(db: &Connection, seal: &Seal, part: &mut CheckedPart) -> rusqlite::Result<bool> {
+    let fits = notes::read(db, CHECK_NOTE)?.is_some_and(|check| seal.fits(&check));
+    if !fits {
+        part.add_finding("the store is sealed under another master key".into());
+    }
+    Ok(fits)
 }
 
 /// Runs the check of one part. If it cannot go on, the reason is a finding.
@@ -82,11 +113,9 @@ fn check_pages(db: &Connection, part: &mut CheckedPart) -> rusqlite::Result<()> 
 /// Opens every sealed text.
 fn check_sealed(db: &Connection, seal: Option<&Seal>) -> CheckedPart {
     let sealed = CheckedPart::new(SEALED, "the master key fits, and opens everything that is sealed");
-    let Some(seal) = seal else { return sealed.not_checked("no master key was given") };
+    let Some(seal) = seal else { return sealed.not_checked(NO_KEY) };
     part(sealed, |part| {
-        let check = notes::read(db, CHECK_NOTE)?;
-        if !check.is_some_and(|check| seal.fits(&check)) {
-            part.add_finding("the store is sealed under another master key".into());
+        if !check_key(db, seal, part)? {
             return Ok(());
         }
         if let Some(links) = notes::read(db, LINK_KEY_NOTE)?

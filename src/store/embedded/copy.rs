@@ -23,6 +23,7 @@ use super::{Durability, EmbeddedStore, STORE_FILE, check, lock, recover};
 use crate::clock::Clock;
 use crate::model::backup::{BackupManifest, MANIFEST_FORMAT};
 use crate::model::size::RoundedSize;
+use crate::model::store_check::{CheckResult, CheckedPart};
 use crate::store::backup::{CopyProgress, StoreCopier};
 use crate::store::seal::Seal;
 use crate::store::{Result, move_mark};
@@ -306,6 +307,7 @@ fn finish(
     }
     let counts = counts(&db)?;
     let schema = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    let was_checked = |part: &&CheckedPart| part.result != CheckResult::NotChecked;
     drop(db);
     let (sha256, bytes) = hash_file(&file, go_on)?;
     let manifest = BackupManifest {
@@ -321,7 +323,7 @@ fn finish(
         bytes,
         sha256,
         counts,
-        checked: parts.iter().map(|part| part.name.to_owned()).collect(),
+        checked: parts.iter().filter(was_checked).map(|part| part.name.to_owned()).collect(),
         problems,
     };
     partial.complete(&manifest)?;
