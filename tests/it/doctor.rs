@@ -115,6 +115,7 @@ async fn a_stopped_installation_broken_in_many_ways_is_told_each_with_the_way_ou
     broken(&with(&["--smtp", "smtp://127.0.0.1:1"]), "mail", "mend --smtp").await;
     broken(&with(&["--trusted-proxies", "0.0.0.0/0"]), "proxy_headers", "claim any address").await;
     broken(&with(&["--lease", "1s"]), "settings", "use 2s to 5m").await;
+    broken(&with(&["--egress-proxy", "http://127.0.0.1:1"]), "egress_proxy", "start the proxy").await;
     broken(&with(&["--egress-bind", "203.0.113.9"]), "egress_rules", "no address of this machine").await;
     broken(&with(&["--database-url", "postgres://x@127.0.0.1:1/x"]), "database", "start the database").await;
 

@@ -1,5 +1,5 @@
-//! Examines what the endpoints and tokens need: egress rules, names, and what ends
-//! soon.
+//! Examines what the endpoints and tokens need: egress rules, names, the proxy, and what
+//! ends soon.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use super::ends_soon;
 use crate::config::{OptionalMailServer, Settings};
+use crate::lifecycle::deliver::connect::connect_to_proxy;
 use crate::lifecycle::deliver::tls::certificate_end;
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::target::{Host, Target};
@@ -27,6 +28,8 @@ const NAMES_MAX: usize = 20;
 const NO_NAME: &str = "doctor.posthaste.test";
 /// Longest wait for a name.
 const NAME_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest wait for the proxy.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Endpoints and tokens of a store.
 pub struct CatalogFacts {
@@ -45,15 +48,28 @@ pub async fn of_catalog(
 ) -> Vec<DoctorFinding> {
     let endpoints: Vec<&Endpoint> =
         facts.endpoints.iter().map(Arc::as_ref).filter(|endpoint| !endpoint.is_self_test()).collect();
-    let found = look_up(&endpoints, egress).await;
-    vec![
-        egress_rules(&endpoints, egress, &found),
-        names(&found),
+    let (found, proxy) = tokio::join!(look_up(&endpoints, egress), egress_proxy(egress));
+    let mut findings = vec![egress_rules(&endpoints, egress, &found), names(&found)];
+    findings.extend(proxy);
+    findings.extend([
         certificates(&endpoints, now),
         secrets(&endpoints, now),
         tokens(&facts.tokens, now),
         notifications(&endpoints, settings),
-    ]
+    ]);
+    findings
+}
+
+/// Connects to the proxy for calls of receivers, if there is one.
+async fn egress_proxy(egress: &Egress) -> Option<DoctorFinding> {
+    let proxy = egress.proxy()?;
+    let why = match tokio::time::timeout(PROXY_TIMEOUT, connect_to_proxy(egress, proxy)).await {
+        Ok(Ok(_)) => return Some(DoctorFinding::ok("egress_proxy", format!("{proxy} can be reached"))),
+        Ok(Err(failure)) => failure.message,
+        Err(_) => format!("{proxy} does not answer within {} seconds", PROXY_TIMEOUT.as_secs()),
+    };
+    let detail = format!("no endpoint can be called, since calls go through a proxy: {why}");
+    Some(DoctorFinding::problem("egress_proxy", detail, "start the proxy, or mend --egress-proxy"))
 }
 
 /// What came of looking up the names of endpoints.

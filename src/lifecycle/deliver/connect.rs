@@ -22,6 +22,7 @@ use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::proxy::{open_tunnel, proxy_failure};
 use crate::lifecycle::egress::target::Target;
 use crate::model::answer::{AttemptFailure, FailureKind};
+use crate::model::egress::ProxyUrl;
 use crate::model::invalid_setting::InvalidSetting;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
@@ -154,15 +155,21 @@ impl Connector {
             }
             return Ok(tcp);
         };
-        let mut last = proxy_failure(proxy, "it has no address");
-        for address in self.egress.find_proxy(proxy).await? {
-            match connect(address, None).await {
-                Ok(mut tcp) => return open_tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp),
-                Err(problem) => last = proxy_failure(proxy, &problem.to_string()),
-            }
-        }
-        Err(last)
+        let mut tcp = connect_to_proxy(&self.egress, proxy).await?;
+        open_tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp)
     }
+}
+
+/// Connects to the proxy, at the first of its addresses that can be reached.
+pub async fn connect_to_proxy(egress: &Egress, proxy: &ProxyUrl) -> Result<TcpStream, AttemptFailure> {
+    let mut last = proxy_failure(proxy, "it has no address");
+    for address in egress.find_proxy(proxy).await? {
+        match connect(address, None).await {
+            Ok(tcp) => return Ok(tcp),
+            Err(problem) => last = proxy_failure(proxy, &problem.to_string()),
+        }
+    }
+    Err(last)
 }
 
 /// Connects to an address, from the source address if there is one.
