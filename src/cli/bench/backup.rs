@@ -65,7 +65,7 @@ struct MeasuredBackup {
     was_finished_under_load: bool,
 }
 
-/// Both halves of a pair, and the backups of the second.
+/// The half without backups, the one with backups, and these.
 type MeasuredPair = (LoadHalf, LoadHalf, Vec<MeasuredBackup>);
 
 /// Measures the load without and with backups, and prints both and their ratio.
@@ -80,30 +80,53 @@ pub async fn run(args: BackupBenchArgs) -> anyhow::Result<()> {
     half(&group, &receiver, &fill).await?;
     let mut pairs = Vec::new();
     for number in 0..args.pairs {
-        let without = half(&group, &receiver, &load).await?;
-        let is_loaded = AtomicBool::new(true);
-        let loading = async {
-            let with = half(&group, &receiver, &load).await;
-            is_loaded.store(false, Ordering::Relaxed);
-            with
-        };
-        let (with, backups) = tokio::try_join!(loading, back_up_again(&group, number, &is_loaded))?;
+        let (without, with, backups);
+        if begins_without(number) {
+            without = half(&group, &receiver, &load).await?;
+            (with, backups) = half_with_backups(&group, &receiver, &load, number).await?;
+        } else {
+            (with, backups) = half_with_backups(&group, &receiver, &load, number).await?;
+            without = half(&group, &receiver, &load).await?;
+        }
         pairs.push((without, with, backups));
     }
     group.stop().await;
     print(&pairs, args.json)
 }
 
-fn print(pairs: &[MeasuredPair], is_json: bool) -> anyhow::Result<()> {
-    let ratio = |of: fn(&LoadHalf) -> f64| {
-        median(pairs.iter().map(|(without, with, _)| of(with) / of(without))).expect("there is at least one pair")
+/// Whether the half without backups is the first of a pair. It is in every other one:
+/// the store grows from half to half, and whatever is measured later has the larger one.
+fn begins_without(pair: usize) -> bool {
+    pair.is_multiple_of(2)
+}
+
+/// Measures events while one backup after the other is made.
+async fn half_with_backups(
+    group: &GatewayGroup,
+    receiver: &BenchReceiver,
+    load: &Scenario,
+    pair: usize,
+) -> anyhow::Result<(LoadHalf, Vec<MeasuredBackup>)> {
+    let is_loaded = AtomicBool::new(true);
+    let loading = async {
+        let with = half(group, receiver, load).await;
+        is_loaded.store(false, Ordering::Relaxed);
+        with
     };
+    tokio::try_join!(loading, back_up_again(group, pair, &is_loaded))
+}
+
+fn print(pairs: &[MeasuredPair], is_json: bool) -> anyhow::Result<()> {
+    let ratios = |of: fn(&LoadHalf) -> f64| pairs.iter().map(move |(without, with, _)| of(with) / of(without));
+    let ratio = |of: fn(&LoadHalf) -> f64| median(ratios(of)).expect("there is at least one pair");
     let (accepted, p50, p99) =
         (ratio(|half| half.accepted_per_second), ratio(|half| half.accept_ms.p50), ratio(|half| half.accept_ms.p99));
     if is_json {
-        let shown =
-            |(without, with, backups): &MeasuredPair| json!({"without": without, "with": with, "backups": backups});
-        let pairs: Vec<Value> = pairs.iter().map(shown).collect();
+        let shown = |(number, (without, with, backups)): (usize, &MeasuredPair)| {
+            let first = if begins_without(number) { "without" } else { "with" };
+            json!({"first": first, "without": without, "with": with, "backups": backups})
+        };
+        let pairs: Vec<Value> = pairs.iter().enumerate().map(shown).collect();
         let ratios = json!({"accepted": accepted, "accept_p50": p50, "accept_p99": p99});
         println!("{}", serde_json::to_string_pretty(&json!({"pairs": pairs, "ratios": ratios}))?);
         return Ok(());
@@ -125,7 +148,9 @@ fn print(pairs: &[MeasuredPair], is_json: bool) -> anyhow::Result<()> {
         let MeasuredBackup { copied_s, finished_s, bytes, .. } = backup;
         println!("{} MiB copied after {copied_s:.1} s, finished after {finished_s:.1} s ({when})", bytes >> 20);
     }
+    let each: Vec<String> = ratios(|half| half.accepted_per_second).map(|ratio| format!("{ratio:.3}")).collect();
     println!("with a backup: {accepted:.3} of the events, {p50:.3} of the p50 and {p99:.3} of the p99 (medians)");
+    println!("of the events in each pair: {}", each.join(", "));
     Ok(())
 }
 
