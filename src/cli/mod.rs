@@ -237,7 +237,7 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
 /// Moves the options of [`ClientArgs`] that stand before the command behind it, where
 /// only the commands that connect to a gateway take them. Options without a command are
 /// left out, so that the help is shown.
-fn command_first(mut args: Vec<OsString>) -> Vec<OsString> {
+pub fn command_first(mut args: Vec<OsString>) -> Vec<OsString> {
     let options = ClientArgs::augment_args(clap::Command::new("options"));
     let mut at = 1;
     while let Some(option) = args.get(at).and_then(|arg| arg.to_str()) {

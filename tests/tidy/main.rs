@@ -14,6 +14,7 @@ use posthaste::model::preset::Preset;
 use posthaste::model::status_rules::StatusTable;
 
 mod api_tables;
+mod documented_commands;
 mod migrations;
 mod names;
 mod source;
