@@ -5,7 +5,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api_caller::segment;
+use super::shown_delivery::state_mark;
 use super::words;
+use crate::model::delivery::DeliveryState;
+use crate::model::named_enum::NamedEnum;
 use crate::model::sign_in::Site;
 
 /// Longest event of the API, in bytes; what is longer is no row.
@@ -24,7 +27,7 @@ struct TailedAttempt {
     error: Option<String>,
     verdict: String,
     duration_ms: f64,
-    state: String,
+    state: DeliveryState,
     cause: Option<String>,
 }
 
@@ -109,9 +112,11 @@ fn row(site: Site, attempt: &TailedAttempt) -> Value {
     };
     let answer = attempt.status.map(|status| status.to_string()).or_else(|| attempt.error.clone());
     let state = match &attempt.cause {
-        Some(cause) => format!("{} ({cause})", attempt.state),
-        None => attempt.state.clone(),
+        Some(cause) => format!("{} ({cause})", attempt.state.as_str()),
+        None => attempt.state.as_str().to_owned(),
     };
+    // What waits after an attempt waits for another one.
+    let mark = if attempt.state == DeliveryState::Waiting { "mark-watch" } else { state_mark(attempt.state) };
     let mut cells = vec![
         ("Time", attempt.at.strftime("%H:%M:%S%.3f").to_string()),
         ("Delivery", words::short_id(&attempt.delivery)),
@@ -123,16 +128,17 @@ fn row(site: Site, attempt: &TailedAttempt) -> Value {
     }
     cells.extend([
         ("Attempt", attempt.attempt.to_string()),
-        ("Answer", answer.unwrap_or_else(|| "no answer".to_owned())),
+        ("Answer", answer.unwrap_or_else(|| "no answer".to_owned()).replace('_', " ")),
         ("Verdict", attempt.verdict.clone()),
         ("State", state),
-        ("Took", words::span(attempt.duration_ms / 1_000.0)),
+        // Ten characters would be cut off.
+        ("Took", words::span(attempt.duration_ms / 1_000.0).replace("under ", "<")),
     ]);
     let links = json!({
         "Delivery": address("deliveries", &attempt.delivery),
         "Endpoint": address("endpoints", &attempt.endpoint),
     });
-    json!({ "cells": cells, "links": links })
+    json!({ "cells": cells, "links": links, "marks": { "State": mark } })
 }
 
 #[cfg(test)]
@@ -153,7 +159,11 @@ mod tests {
             assert_eq!(row["cells"][0], json!(["Time", "10:00:00.500"]));
             assert_eq!(row["cells"][6], json!(["Answer", "timeout"]));
             assert_eq!(row["links"]["Delivery"], "deliveries/a%20b/dlv_1");
+            assert_eq!((&row["cells"][8][1], &row["marks"]["State"]), (&json!("waiting"), &json!("mark-watch")));
         }
+        let dead = ATTEMPT.replace("\"waiting\",\"cause\":null", "\"dead\",\"cause\":\"refused\"");
+        let written = PageTailRows::of(Site::Operator).translate(dead.as_bytes());
+        assert!(written.contains("dead (refused)") && written.contains("\"State\":\"mark-bad\""), "{written}");
     }
 
     #[test]

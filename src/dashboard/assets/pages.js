@@ -337,6 +337,11 @@
           link.href = row.links[name];
           link.textContent = text;
           cell.append(link);
+        } else if (row.marks && row.marks[name]) {
+          const mark = document.createElement("span");
+          mark.className = row.marks[name];
+          mark.textContent = text;
+          cell.append(mark);
         } else {
           cell.textContent = text;
         }

@@ -26,6 +26,11 @@ impl Svg {
     pub fn of(drawing: String) -> Self {
         Self(drawing)
     }
+
+    /// Whether something in it is not known, and is drawn as a gap.
+    pub fn has_gap(&self) -> bool {
+        self.0.contains("class=\"gap\"")
+    }
 }
 
 impl std::fmt::Display for Svg {

@@ -306,6 +306,18 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_is_named_where_there_is_one() {
+        let has_gap = |values: &[Option<f64>]| {
+            let series = vec![Series { name: String::new(), tone: ChartTone::Good, values: values.to_vec() }];
+            let (from, step) = (Timestamp::UNIX_EPOCH, SignedDuration::from_mins(5));
+            let (title, unit, marks) = (String::new(), String::new(), Vec::new());
+            OverTime { title, unit, from, step, series, shape: Shape::Lines, marks }.draw().has_gap()
+        };
+        assert!(has_gap(&[Some(1.0), None, Some(2.0)]));
+        assert!(!has_gap(&[Some(1.0), Some(0.0)]));
+    }
+
+    #[test]
     fn bars_of_trouble_differ_from_good_ones_without_their_colours() {
         let drawn_as = |tone| {
             let series = vec![Series { name: String::new(), tone, values: vec![Some(2.0)] }];

@@ -17,7 +17,9 @@ const LINE: f64 = 46.0;
 /// Least distance of two marks before the axis is compressed.
 const APART: f64 = 18.0;
 /// Width of a character of a label, roughly.
-const CHARACTER: f64 = 5.8;
+const CHARACTER: f64 = 6.6;
+/// Distance of a label from the line across that it stands beside.
+const BESIDE: f64 = 8.0;
 
 /// How a moment is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +103,11 @@ impl Timeline {
             draw_wait(&mut svg, &scale, wait);
         }
         draw_ticks(&mut svg, &scale);
+        let lines = || self.moments.iter().filter(|moment| moment.shape.is_across()).map(|moment| scale.x(moment.at));
         for moment in &self.moments {
-            draw_moment(&mut svg, scale.x(moment.at), moment);
+            let x = scale.x(moment.at);
+            let is_crossed = lines().any(|line| (line - x).abs() < BESIDE);
+            draw_moment(&mut svg, x, moment, is_crossed);
         }
         svg.push_str("</svg>");
         DrawnTimeline { svg: Svg::of(svg), is_compressed: scale.is_compressed }
@@ -175,7 +180,7 @@ fn draw_wait(svg: &mut String, scale: &TimeScale, wait: &TimelineWait) {
     );
     // A text is shown if it fits below its wait; the whole is in the title and the table.
     let room = ((to - from) / CHARACTER) as usize;
-    for (text, y) in [(lasts.as_str(), LINE + 20.0), (wait.label.as_str(), LINE + 33.0)] {
+    for (text, y) in [(lasts.as_str(), LINE + 20.0), (wait.label.as_str(), LINE + 34.0)] {
         if text.chars().count() <= room {
             let _ = write!(
                 svg,
@@ -187,7 +192,9 @@ fn draw_wait(svg: &mut String, scale: &TimeScale, wait: &TimelineWait) {
     }
 }
 
-fn draw_moment(svg: &mut String, x: f64, moment: &TimelineMoment) {
+/// Draws one moment. A line across that passes through its mark leaves no room above it, so its
+/// label then stands beside the line.
+fn draw_moment(svg: &mut String, x: f64, moment: &TimelineMoment, is_crossed: bool) {
     let class = moment.tone.class();
     let _ = write!(svg, "<g><title>{}</title>", escape(&moment.title));
     let (y, above) = (LINE, LINE - 14.0);
@@ -214,15 +221,20 @@ fn draw_moment(svg: &mut String, x: f64, moment: &TimelineMoment) {
             y + 12.0
         ),
     };
-    let (label_y, anchor) = match moment.shape {
-        shape if shape.is_across() && x > WIDTH * 0.9 => (y - 31.0, "end"),
-        shape if shape.is_across() && x < WIDTH * 0.1 => (y - 31.0, "start"),
-        MomentShape::Across | MomentShape::Now => (y - 31.0, "middle"),
-        _ => (above, "middle"),
+    let (label_x, label_y, anchor) = match moment.shape {
+        shape if shape.is_across() && x > WIDTH * 0.9 => (x, y - 31.0, "end"),
+        shape if shape.is_across() && x < WIDTH * 0.1 => (x, y - 31.0, "start"),
+        MomentShape::Across | MomentShape::Now => (x, y - 31.0, "middle"),
+        _ if is_crossed && x > WIDTH / 2.0 => (x - BESIDE, above, "end"),
+        _ if is_crossed => (x + BESIDE, above, "start"),
+        _ => (x, above, "middle"),
     };
     if moment.shape != MomentShape::Replay {
-        let _ =
-            write!(svg, "<text x=\"{x:.1}\" y=\"{label_y}\" text-anchor=\"{anchor}\">{}</text>", escape(&moment.label));
+        let _ = write!(
+            svg,
+            "<text x=\"{label_x:.1}\" y=\"{label_y}\" text-anchor=\"{anchor}\">{}</text>",
+            escape(&moment.label)
+        );
     }
     svg.push_str("</g>");
 }
@@ -305,6 +317,24 @@ mod tests {
         assert!(drawn.contains(">22:13:20.500<") && drawn.contains(">22:13:22.000<"), "{drawn}");
         let drawn = timeline(&[0, 60]).draw().svg.to_string();
         assert!(drawn.contains(">22:13:35<"), "{drawn}");
+    }
+
+    #[test]
+    fn the_number_of_an_attempt_stands_beside_a_line_that_crosses_its_mark() {
+        let mut timeline = timeline(&[0, 60, 120]);
+        let (shape, tone) = (MomentShape::Across, ChartTone::Off);
+        timeline.moments.push(TimelineMoment {
+            at: at(0),
+            shape,
+            tone,
+            label: "accepted".into(),
+            title: String::new(),
+        });
+        let drawn = timeline.draw().svg.to_string();
+        for (label, anchor) in [("1", "start"), ("2", "middle"), ("3", "middle")] {
+            assert!(drawn.contains(&format!("text-anchor=\"{anchor}\">{label}</text>")), "{label}: {drawn}");
+        }
+        assert!(drawn.contains("<text x=\"36.0\""), "{drawn}");
     }
 
     #[test]

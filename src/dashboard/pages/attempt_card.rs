@@ -93,6 +93,11 @@ impl ShownAttempt {
         self.started_at.checked_add(lasted).unwrap_or(self.started_at)
     }
 
+    /// Whether anything was received behind the headers of its answer.
+    pub fn has_body(&self) -> bool {
+        self.response_body.as_deref().is_some_and(|body| !body.is_empty())
+    }
+
     /// Returns what its colour means.
     pub fn tone(&self) -> ChartTone {
         match self.verdict {
@@ -233,6 +238,13 @@ pub mod tests {
         let shown: usize = cards.iter().map(|card| escaped_len(&card.body)).sum();
         assert!(shown <= BODY_BYTES_MAX, "{shown}");
         assert!(cards.iter().all(|card| card.body_note.contains("download")));
+    }
+
+    #[test]
+    fn an_answer_that_is_empty_has_no_body_to_download() {
+        assert!(!attempt(1, 0, json!({})).has_body());
+        assert!(!attempt(1, 0, json!({"response_body": null})).has_body());
+        assert!(attempt(1, 0, json!({"response_body": " "})).has_body());
     }
 
     #[test]

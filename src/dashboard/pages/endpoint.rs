@@ -148,6 +148,8 @@ struct EndpointPage {
     tenant: String,
     /// Dead letters of the endpoint.
     dead: u64,
+    /// Share of attempts that delivered of late, if it is poor.
+    poor_success: Option<f64>,
 }
 
 /// Shows an endpoint.
@@ -182,7 +184,9 @@ pub async fn show_with(page: PageContext, refused: Option<RefusedAction>) -> Res
     let run = run.begun_at(facts.created_at);
     let plan = plan(api, &facts).await;
     let link = page.frame.link("endpoints", page.tenant(), page.param("endpoint"));
+    let latest = if range == ChartRange::Week { SignedDuration::from_hours(1) } else { SignedDuration::from_mins(5) };
     let shown = EndpointPage {
+        poor_success: run.poor_success(latest, page.now),
         charts: charts(&run, range, &history, page.now),
         steps: step_rows(&run, range, page.now),
         known: known_until(&run),
@@ -277,7 +281,7 @@ async fn plan(api: &ApiCaller, facts: &EndpointSummary) -> Option<DrawnPlan> {
     let policies = [PlannedPolicy { name: String::new(), tone: ChartTone::Calm, attempts: windows }];
     let title = "When each attempt is made, after the first";
     Some(DrawnPlan {
-        drawing: ScheduleChart { title, width: 640.0, attempts_max: ATTEMPTS_DRAWN, policies: &policies }.draw(),
+        drawing: ScheduleChart { title, width: 460.0, attempts_max: ATTEMPTS_DRAWN, policies: &policies }.draw(),
         drawn: attempts.min(ATTEMPTS_DRAWN) as u64,
         attempts: attempts as u64,
         policy: planned.policy,
@@ -287,22 +291,35 @@ async fn plan(api: &ApiCaller, facts: &EndpointSummary) -> Option<DrawnPlan> {
 }
 
 impl EndpointPage {
-    /// Says how it is; lanes that stand are said where nothing worse is.
+    /// Whether somebody should look at it.
+    fn is_troubled(&self) -> bool {
+        self.facts.is_troubled() || !self.lanes.data.is_empty() || self.poor_success.is_some()
+    }
+
+    /// Says how it is; lanes that stand and failures among successes are said where nothing worse is.
     fn headline(&self) -> String {
         let blocked = self.lanes.data.len();
-        if self.facts.is_troubled() || blocked == 0 {
-            return self.facts.health_words();
+        let waiting = self
+            .facts
+            .health
+            .waiting
+            .map_or(String::new(), |count| format!("; {}", deliveries(count, "waits", "wait")));
+        match self.poor_success {
+            _ if self.facts.is_troubled() => return self.facts.health_words(),
+            Some(share) if blocked == 0 => {
+                return format!(
+                    "It answers, but only {} of its latest attempts delivered{waiting}.",
+                    words::percent(share)
+                );
+            }
+            None if blocked == 0 => return self.facts.health_words(),
+            _ => {}
         }
         let lanes = match (blocked, &self.lanes.next) {
             (count, Some(_)) => format!("more than {count} lanes stand behind dead letters"),
             (1, None) => "1 lane stands behind a dead letter".to_owned(),
             (count, None) => format!("{count} lanes stand behind dead letters"),
         };
-        let waiting = self
-            .facts
-            .health
-            .waiting
-            .map_or(String::new(), |count| format!("; {}", deliveries(count, "waits", "wait")));
         format!("It answers, but {lanes}{waiting}.")
     }
 
@@ -342,7 +359,7 @@ impl RecentDelivery {
     fn state_words(&self) -> String {
         match &self.waiting_for {
             _ if self.in_flight => "in flight".to_owned(),
-            Some(held) => format!("waiting: {}", held.as_str()),
+            Some(held) => format!("waiting for {}", held.as_str()),
             None => self.state.as_str().to_owned(),
         }
     }

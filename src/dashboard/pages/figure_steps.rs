@@ -8,6 +8,10 @@ use serde::Deserialize;
 use crate::model::figure_time::FigureStep;
 
 const MINUTE_MS: i64 = 60_000;
+/// Least number of attempts whose share of success tells something.
+const ATTEMPTS_THAT_TELL: u64 = 20;
+/// Share of success below which the health table has an alert.
+const POOR_SUCCESS: f64 = 0.95;
 
 /// Figures as the API gives them, as far as pages show them.
 #[derive(Debug, Clone, Deserialize)]
@@ -250,6 +254,13 @@ impl FigureRun {
         whole.or_else(|| steps.iter().flatten().next_back()).cloned()
     }
 
+    /// Returns the share of attempts that delivered in the latest step of this length, if it is so low
+    /// that somebody should look; none if it is not, or if there were too few to tell.
+    pub fn poor_success(&self, step: SignedDuration, now: Timestamp) -> Option<f64> {
+        let latest = self.latest(step, now).filter(|sum| sum.attempts() >= ATTEMPTS_THAT_TELL)?;
+        latest.success().filter(|share| *share < POOR_SUCCESS)
+    }
+
     /// Whether there are figures that are not complete yet.
     fn has_open_window(&self) -> bool {
         let end = |point: &CountedPoint| point.at.as_millisecond() + self.step.millis();
@@ -336,6 +347,17 @@ mod tests {
         let mut first = run(&[point("2026-01-01T00:40:00Z", 1, 0, 0)]);
         first.complete_until = None;
         assert_eq!((delivered(&first), known_until(&first).as_str()), (Some(1), "up to now"));
+    }
+
+    #[test]
+    fn success_is_poor_if_enough_attempts_of_late_say_so() {
+        let five = SignedDuration::from_mins(5);
+        let poor = |delivered, retried| {
+            let before = point("2026-01-01T00:30:00Z", 0, 500, 0);
+            run(&[before, point("2026-01-01T00:35:00Z", delivered, retried, 0)]).poor_success(five, now())
+        };
+        assert_eq!((poor(15, 10), poor(19, 1), poor(100, 0)), (Some(0.6), None, None));
+        assert_eq!(poor(9, 10), None, "too few to tell");
     }
 
     #[test]

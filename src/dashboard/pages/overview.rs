@@ -1,6 +1,6 @@
 //! The operator's first page: is it well, and if not, where?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use askama::Template;
 use futures_util::StreamExt;
@@ -22,6 +22,7 @@ use crate::dashboard::frame::Frame;
 use crate::dashboard::page_answer::PageAnswer;
 use crate::dashboard::page_error::PageError;
 use crate::dashboard::words;
+use crate::model::attention::AttentionKind;
 
 /// Most rows of the list of what needs attention.
 const ATTENTION_SHOWN: usize = 20;
@@ -197,12 +198,24 @@ fn verdict(attention: &[AttentionRow], dead_letters: u64) -> String {
     if held > 0 {
         said.push(deliveries(held, "is held", "are held"));
     }
+    let is_blocked = |row: &&AttentionRow| row.kind == AttentionKind::LaneBlocked;
+    let blocked: BTreeSet<&str> =
+        attention.iter().filter(is_blocked).filter_map(|row| row.endpoint.as_deref()).collect();
+    match blocked.len() {
+        0 => {}
+        1 => said.push("a lane of 1 endpoint is blocked".to_owned()),
+        count => said.push(format!("lanes of {} endpoints are blocked", words::count(count as u64))),
+    }
     if said.is_empty() && !attention.is_empty() {
         let count = attention.len() as u64;
-        said.push(if count == 1 {
-            "1 thing needs a look".into()
-        } else {
-            format!("{} things need a look", words::count(count))
+        let is_growing = |row: &AttentionRow| row.kind == AttentionKind::DeadGrowing && row.endpoint.is_some();
+        said.push(match count {
+            1 if attention.iter().all(is_growing) => "dead letters grow at 1 endpoint".into(),
+            1 => "1 thing needs a look".into(),
+            count if attention.iter().all(is_growing) => {
+                format!("dead letters grow at {} endpoints", words::count(count))
+            }
+            count => format!("{} things need a look", words::count(count)),
         });
     }
     if said.is_empty() {
@@ -454,7 +467,7 @@ impl SloFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::attention::{AttentionKind, Severity};
+    use crate::model::attention::Severity;
     use serde_json::json;
 
     fn row(kind: AttentionKind, endpoint: Option<&str>, waiting: Option<u64>) -> AttentionRow {
@@ -482,7 +495,15 @@ mod tests {
             row(AttentionKind::Disabled, Some("ep_2"), Some(4)),
         ];
         assert_eq!(verdict(&rows, 9), "2 endpoints are failing, 1,204 deliveries are held; nothing is lost.");
-        assert_eq!(verdict(&rows[1..2], 9), "1 thing needs a look; nothing is lost.");
+        assert_eq!(verdict(&rows[1..2], 9), "Dead letters grow at 1 endpoint; nothing is lost.");
+        let secret = [row(AttentionKind::SecretEnds, Some("ep_1"), None)];
+        assert_eq!(verdict(&secret, 9), "1 thing needs a look; nothing is lost.");
+        let open = row(AttentionKind::BreakerOpen, Some("ep_1"), Some(1_200));
+        let blocked = [open, row(AttentionKind::LaneBlocked, Some("ep_3"), Some(7))];
+        assert_eq!(
+            verdict(&blocked, 9),
+            "1 endpoint is failing, 1,200 deliveries are held, a lane of 1 endpoint is blocked; nothing is lost."
+        );
         let own = [row(AttentionKind::DiskLow, None, None)];
         assert_eq!(verdict(&own, 0), "The gateway itself needs help (the disk is full); nothing is lost.");
     }

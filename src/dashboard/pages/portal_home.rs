@@ -160,6 +160,9 @@ fn verdict(endpoints: usize, held: usize, attention: &[CustomerTrouble], deliver
         (0, ..) => "No endpoint is set up yet, so nothing is sent to you.".to_owned(),
         (_, 0, 0, 0) if delivered == 0 => "All is well. No event has come in the last 24 hours.".to_owned(),
         (_, 0, 0, 0) => format!("You are receiving: {} arrived in the last 24 hours.", deliveries(delivered)),
+        (_, 0, 0, 1) => {
+            format!("{} arrived in the last 24 hours, and 1 will not come by itself.", deliveries(delivered))
+        }
         (_, 0, 0, dead) => format!(
             "{} arrived in the last 24 hours, and {} will not come by themselves.",
             deliveries(delivered),
@@ -238,6 +241,7 @@ mod tests {
         assert_eq!(verdict(2, 0, &[], 1_204, 0), "You are receiving: 1,204 deliveries arrived in the last 24 hours.");
         assert!(verdict(2, 0, &[], 0, 0).starts_with("All is well."));
         assert!(verdict(2, 0, &[], 5, 3).ends_with("and 3 will not come by themselves."));
+        assert!(verdict(2, 0, &[], 5, 1).ends_with("and 1 will not come by itself."));
         assert!(verdict(2, 0, &[], 1, 3).starts_with("1 delivery arrived"));
         assert!(verdict(2, 1, &[], 5, 0).starts_with("1 of 2 endpoints gets no events now."));
         assert!(verdict(101, 1, &[], 5, 0).starts_with("1 of over 100 endpoints gets no events now."));

@@ -23,7 +23,7 @@ use crate::model::span::Span;
 #[derive(Deserialize)]
 struct PreviewAnswer {
     policy: String,
-    span: String,
+    span: Span,
     age: String,
     attempts: Vec<PreviewAttempt>,
     survival: Vec<PreviewSurvival>,
@@ -49,6 +49,13 @@ struct PreviewSurvival {
 struct PreviewRecovery {
     outage: String,
     first_minute: u32,
+}
+
+impl PreviewAnswer {
+    /// Returns for how long a delivery is tried, in words.
+    fn span_words(&self) -> String {
+        words::span(self.span.0.as_secs_f64())
+    }
 }
 
 /// An outage that an endpoint has had, and what the policies would have done.
@@ -224,6 +231,14 @@ fn draw(policies: &[ShownPolicy]) -> Svg {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_a_policy_is_told_in_words() {
+        let answer = json!({"policy": "patient", "span": "27810s", "age": "", "survival": [], "attempts": [],
+            "recovery": {"outage": "3h", "first_minute": 365}});
+        let preview: PreviewAnswer = serde_json::from_value(answer).unwrap();
+        assert_eq!(preview.span_words(), "7 h 43 min");
+    }
 
     #[test]
     fn a_form_becomes_a_policy() {
