@@ -104,8 +104,7 @@ async fn every_action_is_done_by_tab_and_enter() {
     stop_refreshing(&browser).await;
     let edit = page_of(&stage, "/endpoints/default/ep_", "/edit");
     let endpoint = edit.trim_end_matches("/edit").to_owned();
-    let waiting = stage.gateway.list("/v1/tenants/default/deliveries?state=waiting").await;
-    let waiting = format!("/deliveries/default/{}", waiting[0]["id"].as_str().unwrap());
+    let waiting = format!("/deliveries/default/{}", stage.waiting_delivery().await);
     let delivered = page_of(&stage, "/deliveries/default/dlv_", "");
     let state = async || {
         let path = endpoint.replace("/endpoints/default/", "/v1/tenants/default/endpoints/");
@@ -245,14 +244,15 @@ async fn what_comes_and_what_goes_is_seen_without_a_reload() {
     browser.wait_until("it can be resumed", &has("form[action$=\"/resume\"]")).await;
     assert_eq!(browser.run(&has("form[action$=\"/pause\"]")).await, json!(false));
     // The first dead letter brings a chart, and the last one takes it away.
-    browser.open(&format!("{}/dead-letters", stage.url())).await;
+    let away = json!({"url": "http://127.0.0.1:9/", "event_types": ["late.*"], "retry": eager_retry(1)});
+    let away = stage.gateway.create_endpoint(away).await["id"].as_str().unwrap().to_owned();
+    browser.open(&format!("{}/dead-letters?endpoint={away}", stage.url())).await;
     browser.run("window.stays = true").await;
     assert_eq!(browser.run(&has("#days[hidden]")).await, json!(true));
-    let away = json!({"url": "http://127.0.0.1:9/", "event_types": ["late.*"], "retry": eager_retry(1)});
-    stage.gateway.create_endpoint(away).await;
     stage.gateway.send(json!({"id": "late", "type": "late.one", "data": {}})).await;
     browser.wait_until("the chart comes", &has("#days:not([hidden]) svg")).await;
-    let dead = stage.gateway.list("/v1/dead-letters").await[0]["id"].as_str().unwrap().to_owned();
+    let dead =
+        stage.gateway.list(&format!("/v1/dead-letters?endpoint={away}")).await[0]["id"].as_str().unwrap().to_owned();
     client.post(&format!("/v1/tenants/default/dead-letters/{dead}/discard"), "").await.expect(202);
     browser.wait_until("the chart goes", &has("#days[hidden]")).await;
     browser.close().await;

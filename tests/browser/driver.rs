@@ -196,9 +196,16 @@ impl Browser {
 
     /// Returns a picture of what is seen, as PNG.
     pub async fn picture(&self) -> Vec<u8> {
-        use base64::Engine;
-        let text = self.get("screenshot").await;
-        base64::engine::general_purpose::STANDARD.decode(text.as_str().unwrap()).unwrap()
+        decoded(&self.get("screenshot").await)
+    }
+
+    /// Returns a picture of the whole page, with nothing in the focus, as PNG.
+    pub async fn whole_picture(&self) -> Vec<u8> {
+        let page = "document.activeElement?.blur(); const page = document.documentElement;
+            return {x: 0, y: 0, width: page.clientWidth, height: page.scrollHeight, scale: 1};";
+        let clip = self.run(page).await;
+        let params = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
+        decoded(&self.cdp("Page.captureScreenshot", params).await["data"])
     }
 
     async fn element(&self, selector: &str) -> String {
@@ -225,6 +232,11 @@ impl Browser {
     pub async fn close(self) {
         let _ = call(self.address, "DELETE", &format!("/session/{}", self.session), None).await;
     }
+}
+
+fn decoded(picture: &Value) -> Vec<u8> {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.decode(picture.as_str().unwrap()).unwrap()
 }
 
 /// Makes one call; an error is what the driver says.

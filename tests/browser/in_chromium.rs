@@ -192,7 +192,7 @@ async fn every_page_is_sound(filling: Filling) {
             browser.log("performance").await;
             let paths = stage.paths(site);
             assert!(paths.len() > 8, "{paths:?}");
-            for path in paths {
+            for path in paths.into_iter().chain(stage.paths_of_states(site)) {
                 for fault in faults(&browser, &stage, &path, viewing, &axe).await {
                     wrong.push(format!("{path} ({viewing:?}): {fault}"));
                 }
@@ -210,11 +210,11 @@ async fn keep_picture(browser: &Browser, path: &str, viewing: Viewing) {
     let Ok(folder) = std::env::var("PAGES_PICTURES") else { return };
     let look = if viewing.is_dark { "dark" } else { "light" };
     let width = if viewing.is_narrow { "narrow" } else { "wide" };
-    let name = path.trim_matches('/').replace('/', "_");
+    let name = path.trim_matches('/').replace(['/', '?', '&', '='], "_");
     let name = if name.is_empty() { "overview".to_owned() } else { name };
     let file = Path::new(&folder).join(format!("{name}-{:?}-{look}-{width}.png", viewing.filling));
     std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(file, browser.picture().await).unwrap();
+    std::fs::write(file, browser.whole_picture().await).unwrap();
 }
 
 /// Makes a portal link for a tenant; returns its address.

@@ -75,10 +75,13 @@ async fn with_history(mut gateway: Gateway, endpoints: [&str; 3], now: Timestamp
     let store = EmbeddedStore::open(&gateway.folder(), Durability::Unsynced).unwrap();
     let writer = FigureWriter(7);
     store.begin_figures(writer, now).await.unwrap();
-    for back in 1..288_i64 {
+    for back in 0..288_i64 {
         let at = span_beginning(now - SignedDuration::from_millis(back * WINDOW_MS), WINDOW_MS);
+        // The window that is open has begun a while ago.
+        let share = (now.duration_since(at).as_millis() as f64 / WINDOW_MS as f64).min(1.0);
         // Busier by day than by night, and two hours of trouble.
         let busy = (400.0 + 300.0 * (back as f64 / 45.0).sin()) as u64 + (back as u64 * 7) % 31;
+        let busy = (busy as f64 * share) as u64;
         let is_down = (30..54).contains(&back);
         let default = || "default".parse().unwrap();
         let id = |number: usize| FigureScope::Endpoint(default(), endpoints[number].parse().unwrap());
@@ -88,7 +91,8 @@ async fn with_history(mut gateway: Gateway, endpoints: [&str; 3], now: Timestamp
                 scope: id(1),
                 delivered: if is_down { 0 } else { busy / 2 },
                 failed: if is_down { busy } else { busy / 25 },
-                dead: if is_down { busy / 8 } else { 0 },
+                // Most of what fails arrives later.
+                dead: u64::from(is_down && back % 8 == 0),
             },
             WindowOfNight { scope: id(2), delivered: busy / 5, failed: 0, dead: u64::from(back % 40 == 0) },
         ];

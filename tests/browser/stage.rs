@@ -25,6 +25,9 @@ pub struct Stage {
     pub gateway: Gateway,
     pub tenant_token: String,
     params: HashMap<&'static str, String>,
+    /// Paths of pages in further states, below the tenant: an endpoint that is paused, a
+    /// delivery that waits.
+    states: Vec<(&'static str, String)>,
     _receiver: Receiver,
 }
 
@@ -34,13 +37,15 @@ impl Stage {
         let gateway = Gateway::start_with(Options::flags(&["--self-test", "off"])).await;
         let receiver = Receiver::start().await;
         let mut params = HashMap::from([("tenant", "default".to_owned())]);
+        let mut states = Vec::new();
         if filling != Filling::Empty {
             fill(&gateway, &receiver, filling, &mut params).await;
+            states = in_more_states(&gateway, &receiver, filling).await;
         }
         let token = json!({"tenant": "default", "rights": ["manage", "read"], "name": "customer"});
         let token = gateway.client.post_json("/v1/tokens", &token).await.expect(201);
         let tenant_token = token["token"].as_str().unwrap().to_owned();
-        Self { gateway, tenant_token, params, _receiver: receiver }
+        Self { gateway, tenant_token, params, states, _receiver: receiver }
     }
 
     /// Returns the address of the gateway's root.
@@ -53,6 +58,44 @@ impl Stage {
         let pages = page_table::pages(&posthaste::api::openapi::document()).expect("every page names its right");
         let shown = pages.iter().filter(|page| page.site == site && page.method == "GET");
         shown.filter_map(|page| self.path(page)).collect()
+    }
+
+    /// Returns the paths of pages that differ much from those of [`Self::paths`]: with other
+    /// states, with a filter, with a preview.
+    pub fn paths_of_states(&self, site: Site) -> Vec<String> {
+        if self.states.is_empty() {
+            return Vec::new();
+        }
+        let (root, tenant, query) = match site {
+            Site::Operator => ("", "/default", "tenant=default&"),
+            Site::Portal => ("/portal", "", ""),
+        };
+        let things = self.states.iter().map(|(kind, id)| format!("{root}/{kind}{tenant}/{id}"));
+        let pages = [
+            "/endpoints?q=nothing-is-called-so",
+            "/deliveries?state=waiting",
+            "/deliveries?state=dead",
+            "/deliveries?key=nobody-has-this-key",
+            "/dead-letters?by_day=yes",
+            "/dead-letters?cause=expired",
+            "/dead-letters/recover?kind=replay&preview=yes&since=2h",
+            "/dead-letters/recover?kind=discard&preview=yes&since=2h",
+            "/dead-letters/recover?kind=replay&preview=yes&since=when-it-rained",
+            "/simulator?preset=long&max_age=240h",
+            "/simulator?preset=standard&json=nonsense",
+            "/search?q=nothing-has-this-id",
+        ];
+        let pages = pages.iter().map(|page| format!("{root}{}", page.replace('?', &format!("?{query}"))));
+        let endpoint = &self.states[0].1;
+        let compared = format!("{root}/simulator?{query}endpoint={endpoint}&preset=quick");
+        let week = format!("{root}/endpoints{tenant}/{endpoint}?range=7d");
+        things.chain(pages).chain([compared, week]).collect()
+    }
+
+    /// Returns a delivery that waits and that no lane holds.
+    pub async fn waiting_delivery(&self) -> String {
+        let path = format!("/v1/tenants/default/deliveries?state=waiting&endpoint={}", self.params["away"]);
+        id(&self.gateway.list(&path).await[0])
     }
 
     fn path(&self, page: &PageRoute) -> Option<String> {
@@ -80,10 +123,11 @@ async fn fill(gateway: &Gateway, receiver: &Receiver, filling: Filling, params: 
         Filling::Hostile => format!("{plain} {HOSTILE}"),
         Filling::Empty | Filling::Full => plain.to_owned(),
     };
-    if filling == Filling::Hostile {
-        let body = text("no");
-        receiver.answer_with(move |_| Reply::Body(400, body.clone().into()));
-    }
+    let (is_hostile, body) = (filling == Filling::Hostile, text("no"));
+    receiver.answer_with(move |request| {
+        let is_refused = is_hostile || request.path.ends_with("/refusing");
+        if is_refused { Reply::Body(400, body.clone().into()) } else { Reply::Status(200) }
+    });
     let endpoint = gateway
         .create_endpoint(json!({
             "url": receiver.url(),
@@ -110,6 +154,7 @@ async fn fill(gateway: &Gateway, receiver: &Receiver, filling: Filling, params: 
     let filter = json!({"kind": "retry", "filter": {"endpoints": [away["id"]]}, "note": text("again")});
     let job = gateway.client.post_json("/v1/tenants/default/jobs", &filter).await.expect(202);
     params.insert("endpoint", id(&endpoint));
+    params.insert("away", id(&away));
     params.insert("delivery", id(&delivery));
     params.insert("event", delivery["event_id"].as_str().unwrap().to_owned());
     params.insert("job", id(&job));
@@ -119,6 +164,45 @@ async fn fill(gateway: &Gateway, receiver: &Receiver, filling: Filling, params: 
     if let Some(token) = tokens["data"].get(0) {
         params.insert("token", id(token));
     }
+}
+
+/// Makes an endpoint that refuses and blocks a lane, one whose breaker a person opened, one that
+/// is paused; returns them, and a delivery in each state.
+async fn in_more_states(gateway: &Gateway, receiver: &Receiver, filling: Filling) -> Vec<(&'static str, String)> {
+    let note = if filling == Filling::Hostile { HOSTILE } else { "their server moves" };
+    let note = json!({"note": note}).to_string();
+    let made = async |name: &str, act: &str| {
+        let settings = json!({"url": format!("{}/{name}", receiver.url()), "description": name,
+            "event_types": [format!("{name}.*")]});
+        let endpoint = id(&gateway.create_endpoint(settings).await);
+        if !act.is_empty() {
+            let path = format!("/v1/tenants/default/endpoints/{endpoint}/{act}");
+            gateway.client.send("POST", &path, &[], note.clone()).await.unwrap().expect(200);
+        }
+        for number in 0..3 {
+            let event =
+                json!({"id": format!("{name}-{number}"), "type": format!("{name}.sent"), "key": "k", "data": {}});
+            gateway.send(event).await;
+        }
+        endpoint
+    };
+    let refusing = made("refusing", "").await;
+    let held = made("held", "breaker/open").await;
+    let paused = made("paused", "pause").await;
+    let first = async |endpoint: &str, state: &str| {
+        let path = format!("/v1/tenants/default/deliveries?state={state}&endpoint={endpoint}");
+        let found = eventually(&format!("one of {endpoint} is {state}"), || async {
+            gateway.list(&path).await.first().cloned().ok_or_else(|| "none is".to_owned())
+        })
+        .await;
+        id(&found)
+    };
+    let (dead, behind) = (first(&refusing, "dead").await, first(&refusing, "waiting").await);
+    let (by_breaker, by_pause) = (first(&held, "waiting").await, first(&paused, "waiting").await);
+    [("endpoints", refusing), ("endpoints", held), ("endpoints", paused), ("deliveries", dead), ("deliveries", behind)]
+        .into_iter()
+        .chain([("deliveries", by_breaker), ("deliveries", by_pause)])
+        .collect()
 }
 
 fn id(of: &Value) -> String {
