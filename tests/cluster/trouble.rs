@@ -12,8 +12,9 @@ use crate::support::eventually;
 
 const EVENTS: &str = "/v1/tenants/default/events";
 
-/// Longest time from an answer to its commit, in which an attempt may be lost.
-const MOMENT: Duration = Duration::from_secs(1);
+/// Longest time from an answer to its commit, in which an attempt may be lost; on a busy
+/// machine it is not short.
+const MOMENT: Duration = Duration::from_secs(3);
 
 async fn partition(weather: NetworkState) {
     let ledger = Ledger::start(flaky).await;

@@ -97,7 +97,7 @@ async fn under_load(kills: usize, mut stop_it: impl AsyncFnMut(&mut Gateway)) ->
 }
 
 async fn kill_nine_in_a_loop_loses_nothing_and_keeps_order() {
-    // There, whoever comes next waits for the lease of the one that was killed.
+    // A start takes longer there.
     let kills = if is_on_postgres() { 4 } else { 12 };
     let (acknowledged, receiver) = under_load(kills, async |gateway: &mut Gateway| gateway.kill().await).await;
     let seen = receiver.seen();

@@ -73,7 +73,7 @@ fn patient() -> Value {
 }
 
 fn short_timeouts() -> Value {
-    json!({"connect": "1s", "total": "1s"})
+    json!({"connect": "500ms", "total": "1s"})
 }
 
 async fn saying(answer: &[u8]) -> RawReceiver {
@@ -288,7 +288,7 @@ async fn a_deadline_that_passes_says_in_which_phase() {
     expect(&gateway, "http", short_timeouts(), cases).await;
     assert!(began.elapsed() < PATIENCE / 2, "four deadlines of a second took {:?}", began.elapsed());
 
-    let handshake: &[&str] = &["no secure connection within 1s", "did not finish the TLS handshake"];
+    let handshake: &[&str] = &["no secure connection within 500ms", "did not finish the TLS handshake"];
     expect(&gateway, "https", short_timeouts(), vec![("silent", silent().await, Failed("timeout", handshake))]).await;
 }
 
