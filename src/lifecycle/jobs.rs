@@ -155,11 +155,7 @@ impl JobRunner {
         let mut picked = PickedDeliveries { lanes, ..PickedDeliveries::default() };
         let next = ended.iter().filter_map(|one| Some((one.next?, one.lane.clone()?)));
         let next: Vec<(DeliveryId, String)> = next.chain(held).take(room.most).collect();
-        if !next.is_empty() {
-            let ids = next.iter().map(|(id, _)| *id).collect();
-            let found = gateway.store.job_candidates_by_id(&part.tenant, ids).await?;
-            picker.pick_held(&mut picked, &next, &found, is_in_flight);
-        }
+        pick_held(gateway, part, &picker, &mut picked, &next).await?;
         let can_read = !part.is_read && room.most > picked.take.len();
         let mut is_end = false;
         if job.spec.kind.creates_deliveries() {
@@ -174,12 +170,10 @@ impl JobRunner {
         }
         // One whose lane has another to come stays listed until that one is taken.
         let is_over = |one: &WaitingInJob| one.next.is_none_or(|next| picked.take.contains(&next));
-        let over: Vec<&WaitingInJob> = ended.iter().filter(|one| is_over(one)).collect();
-        let measured = pace.measure(over.len(), now);
-        let left = left_waiting(&still, is_stuck, now);
-        let ended = over.into_iter().chain(left).map(|one| (one.id, one.state)).collect();
+        let over = ended.iter().filter(|one| is_over(one)).chain(left_waiting(&still, is_stuck, now));
+        let ended = over.map(|one| (one.id, one.state)).collect();
         let mut step = job_step(job, part, picked, is_end, ended);
-        step.pace = measured;
+        step.pace = pace.measure(step.ended.len(), now);
         let taken = step.take.len() + step.backfill.len();
         if step.is_empty() {
             return Ok(rest);
@@ -224,6 +218,23 @@ async fn is_stuck(gateway: &Gateway, part: &JobPart, still: &[WaitingInJob]) -> 
         }
     }
     Ok(true)
+}
+
+/// Picks what a part held back and may come next.
+async fn pick_held(
+    gateway: &Gateway,
+    part: &JobPart,
+    picker: &PartPicker<'_>,
+    picked: &mut PickedDeliveries,
+    next: &[(DeliveryId, String)],
+) -> Result<()> {
+    if next.is_empty() {
+        return Ok(());
+    }
+    let ids = next.iter().map(|(id, _)| *id).collect();
+    let found = gateway.store.job_candidates_by_id(&part.tenant, ids).await?;
+    picker.pick_held(picked, next, &found, |id| gateway.dispatcher.is_in_flight(part.endpoint, id));
+    Ok(())
 }
 
 /// Picks past events for a part of a backfill. Returns whether there are no more.

@@ -24,7 +24,7 @@ const PROMISED_MICROS: f64 = 2.0;
 
 /// What is measured.
 #[derive(Debug, clap::Args)]
-pub struct FiguresArgs {
+pub struct FiguresBenchArgs {
     /// How many endpoints there are, each of which gets one event.
     #[arg(long, default_value_t = 100_000, value_parser = super::count)]
     endpoints: usize,
@@ -63,7 +63,7 @@ impl RowCost {
 }
 
 /// Measures the two stops, and prints what a row costs.
-pub async fn run(args: FiguresArgs) -> anyhow::Result<()> {
+pub async fn run(args: FiguresBenchArgs) -> anyhow::Result<()> {
     let count = args.endpoints;
     let mut folder = BenchFolder::new(args.store.clone())?;
     let (group, receiver) = (folder.start().await?, BenchReceiver::start().await?);

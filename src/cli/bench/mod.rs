@@ -78,7 +78,7 @@ enum Benchmark {
     /// New events alone, then beside a replay of many dead letters: how much of their speed they keep.
     Replay(replay::ReplayArgs),
     /// One event for each of many endpoints: what the row of figures costs that each of them gets.
-    Figures(figures::FiguresArgs),
+    Figures(figures::FiguresBenchArgs),
     /// Events on their way in without, and with a backup being made: how much of their speed they keep.
     Backup(backup::BackupBenchArgs),
     /// People who look at the dashboard of a large store: how long pages take, and what they cost.

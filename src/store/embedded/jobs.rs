@@ -307,7 +307,7 @@ fn followed(db: &Connection, job: JobId, endpoint: EndpointId) -> rusqlite::Resu
     let mut followed = FollowedDeliveries::default();
     for id in ids {
         let row: Option<(i64, Option<String>, bool, i64)> = one
-            .query_row([delivery_no(id)], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+            .query_row([delivery_no(id)], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get("due_at")?)))
             .optional()?;
         let state = row.as_ref().and_then(|(state, ..)| state_of(*state).ok());
         let is_behind = row.as_ref().is_some_and(|(_, _, is_behind, _)| *is_behind);
