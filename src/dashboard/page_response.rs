@@ -3,7 +3,8 @@
 use askama::Template;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, LOCATION};
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -15,7 +16,7 @@ use super::frame::{BACK_PLACE, FORM_TOKEN_PLACE, Frame, NAME_PLACE, NOW_PLACE};
 use super::page_error::PageError;
 use super::pages::problem::ProblemPage;
 use super::transport::BrowserTransport;
-use super::{same_origin, security_headers};
+use super::{assets, same_origin, security_headers};
 use crate::api::origin;
 use crate::api::sign_in::{self, PageSession};
 use crate::model::sign_in::{PORTAL_LINK_OF, Site};
@@ -69,6 +70,24 @@ pub fn lead_to(address: &str) -> Response {
     let mut response = StatusCode::SEE_OTHER.into_response();
     let location = HeaderValue::try_from(address).unwrap_or_else(|_| HeaderValue::from_static("./"));
     response.headers_mut().insert(LOCATION, location);
+    response
+}
+
+/// Sends a file that belongs to the look of a page.
+pub fn send_asset(
+    dashboard: &Dashboard,
+    site: Site,
+    content_type: &'static str,
+    content: Bytes,
+    is_by_digest: bool,
+) -> Response {
+    let mut response = content.into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    security_headers::add(headers, site, &dashboard.portal_origins);
+    if is_by_digest {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static(assets::KEPT_BY_ONE_BROWSER));
+    }
     response
 }
 

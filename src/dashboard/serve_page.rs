@@ -7,8 +7,7 @@ use axum::RequestPartsExt;
 use axum::body::Body;
 use axum::extract::{Path, Request};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH};
+use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 
@@ -22,12 +21,12 @@ use super::page_answer::PageAnswer;
 use super::page_cache::RenderedPage;
 use super::page_error::PageError;
 use super::page_response::{
-    SignedIn, error_page, fill_in, find_session, html_response, lead_to, now_millis, read_form,
+    SignedIn, error_page, fill_in, find_session, html_response, lead_to, now_millis, read_form, send_asset,
 };
 use super::page_table::{PageHandler, PageRoute};
 use super::pages::{portal_look, tenant_choice};
 use super::transport::BrowserTransport;
-use super::{assets, not_a_page, same_origin, security_headers, sign_in_pages};
+use super::{not_a_page, same_origin, security_headers, sign_in_pages};
 use crate::api::auth::{self, Principal};
 use crate::api::connection_slots::ConnectionStatus;
 use crate::api::origin::{Peer, RequestId};
@@ -278,24 +277,6 @@ fn send_other(dashboard: &Dashboard, site: Site, signed_in: &SignedIn, answer: P
     security_headers::add(response.headers_mut(), site, &dashboard.portal_origins);
     if response.headers().contains_key(CONTENT_DISPOSITION) {
         security_headers::confine(response.headers_mut());
-    }
-    response
-}
-
-/// Sends a file that belongs to the look of a page.
-pub fn send_asset(
-    dashboard: &Dashboard,
-    site: Site,
-    content_type: &'static str,
-    content: Bytes,
-    is_by_digest: bool,
-) -> Response {
-    let mut response = content.into_response();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    security_headers::add(headers, site, &dashboard.portal_origins);
-    if is_by_digest {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static(assets::KEPT_BY_ONE_BROWSER));
     }
     response
 }

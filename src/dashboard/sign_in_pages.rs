@@ -20,9 +20,10 @@ use super::cookies::{SessionCookie, ThemeChoice};
 use super::forms::FormValues;
 use super::frame::Frame;
 use super::page_error::PageError;
-use super::page_response::{SignedIn, client, error_page, fill_in, find_session, html_response, lead_to, read_form};
+use super::page_response::{
+    SignedIn, client, error_page, fill_in, find_session, html_response, lead_to, read_form, send_asset,
+};
 use super::pages::portal_look::PastLook;
-use super::serve_page::send_asset;
 use super::transport::BrowserTransport;
 use super::way_back::WayBack;
 use super::{Dashboard, page_table, same_origin, security_headers};

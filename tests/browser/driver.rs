@@ -201,7 +201,7 @@ impl Browser {
 
     /// Returns a picture of the whole page, with nothing in the focus, as PNG.
     pub async fn whole_picture(&self) -> Vec<u8> {
-        let page = "document.activeElement?.blur(); const page = document.documentElement;
+        let page = "document.activeElement?.blur(); scrollTo(0, 0); const page = document.documentElement;
             return {x: 0, y: 0, width: page.clientWidth, height: page.scrollHeight, scale: 1};";
         let clip = self.run(page).await;
         let params = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
