@@ -312,6 +312,25 @@ mod tests {
     }
 
     #[test]
+    fn a_receiver_that_answers_at_once_gets_fifty_times_the_cap_while_a_step_takes_ten_milliseconds() {
+        let at = |ms: u64| Timestamp::from_millisecond(1_700_000_000_000 + ms.cast_signed()).unwrap();
+        let (kind, filter, per_second) = (JobKind::Replay, JobFilter::default(), Some(5_000.0));
+        let (not_older_than, even_overtaken) = (None, false);
+        let spec = JobSpec { kind, filter, per_second, not_older_than, even_overtaken, note: None, by: "admin".into() };
+        let mut fast = endpoint();
+        fast.settings.rate.per_second = 5_000.0;
+        let (mut pace, mut ms, mut open, mut sent) = (PartPace::new(at(0)), 0, 0, 0);
+        while ms < 10_000 {
+            let room = pace.room(&spec, Some(&fast), (0, 0), at(ms));
+            let rest = pace.rest(room.is_at_cap, (open, 0), at(ms));
+            pace.take(room.most);
+            (open, sent) = (room.most, sent + room.most);
+            ms += 10 + rest.as_millis() as u64;
+        }
+        assert!((4_800..=5_010).contains(&sent), "{sent} in ten seconds");
+    }
+
+    #[test]
     fn a_failure_is_told_once_until_a_step_is_written_and_the_next_comes_a_second_later() {
         let at = |ms: i64| Timestamp::from_millisecond(1_700_000_000_000 + ms).unwrap();
         let mut pace = PartPace::new(at(0));
