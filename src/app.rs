@@ -152,7 +152,7 @@ impl App {
         let clock_and_admin = (clock, AdminToken::new(admin));
         let gateway = Arc::new(build_gateway(settings, &store, egress.clone(), mail, metrics, clock_and_admin).await?);
         gateway.mail.count_in(gateway.metrics.clone());
-        gateway.notifier.mail_missed(|_| true);
+        mail_missed(&gateway, &store);
         warn_of_forbidden(gateway.store.as_ref(), &egress);
         let (traces, mut tasks) = (TraceExport::start(settings, &gateway)?, start_background_tasks(&gateway, settings));
         let figures = Arc::new(FigureRecorder::new(gateway.clone(), settings.figures_retention));
@@ -435,6 +435,14 @@ fn build_mailer(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<O
     let password = settings.smtp_password_file.0.as_deref().map(read_password).transpose()?;
     let mailer = SmtpMailer::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
     Ok(Some(Arc::new(mailer.context("cannot prepare mails for smtp")?)))
+}
+
+/// Writes the mails that a stop or a crash kept from being sent. With other nodes,
+/// `lifecycle::cluster` does so for each shard that is gained.
+fn mail_missed(gateway: &Gateway, store: &StoreHandle) {
+    if !store.is_shared() {
+        gateway.notifier.mail_missed(|_| true);
+    }
 }
 
 /// Warns of endpoints that the egress rules forbid: their deliveries would die
